@@ -112,7 +112,7 @@ def read_all(folder: Path) -> list[Report]:
 
 
 def _read(folder: Path) -> Report | None:
-    """Read the reports that the ranks of a job wrote into ``folder``; None if there are none."""
+    """Read the reports that the ranks of a job wrote into ``folder``; None if it has no reports."""
     reports = [Report.load(path) for path in folder.glob("rank-*.json")]
     if not reports:
         return None

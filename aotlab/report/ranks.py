@@ -2,8 +2,8 @@
 
 A rank is the number of a process. The ranks of a job usually do the same: a collective, such as DDP's exchange of
 gradients, waits until every rank calls it. So a difference between the ranks can stop the whole job, for example if one
-rank compiles again while the others wait. These differences come first. The other differences are those of two runs;
-`aotlab.report.compare` finds them.
+rank compiles again while the others wait. These differences come first. `aotlab.report.compare` finds
+the other differences, as it does for two runs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def differences_of_ranks(report: Report) -> list[str]:
 
 
 def alone(report: Report) -> str:
-    """Return the first difference that can stop the job, in a few words; an empty text if there is none."""
+    """Return the first difference that can stop the job, in a few words; empty if no difference can."""
     first = next(iter(report.rank_rows), None)
     return "" if first is None or not first.sentence else f"rank {first.rank} {first.change}"
 

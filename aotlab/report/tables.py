@@ -430,16 +430,6 @@ def _graph_break_rows(report: Report) -> Iterator[Row]:
         }
 
 
-def _time_rows(report: Report) -> Iterator[Row]:
-    for row in report.time_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["time"]}
-
-
-def _timeline_rows(report: Report) -> Iterator[Row]:
-    for row in report.timeline_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["timeline"]}
-
-
 def _timing_rows(report: Report) -> Iterator[Row]:
     for row in report.timing_rows:
         ratios: Row = {
@@ -451,31 +441,21 @@ def _timing_rows(report: Report) -> Iterator[Row]:
         yield {**fields, **ratios, "again": row.again or None}
 
 
-def _verification_rows(report: Report) -> Iterator[Row]:
-    for row in report.verification_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["verification"]}
-
-
-def _engine_rows(report: Report) -> Iterator[Row]:
-    for row in report.engine_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["engines"]}
-
-
-def _run_rows(report: Report) -> Iterator[Row]:
-    for row in report.run_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["runs"]}
-
-
-def _rank_rows(report: Report) -> Iterator[Row]:
-    for row in report.rank_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["ranks"]}
-
-
 def _collective_rows(report: Report) -> Iterator[Row]:
     for _, graph, key in _graphs(report):
         for each in graph.collectives:
             values = {name: getattr(each, name) for name in ("part", "name", "op", "input_bytes", "output_bytes")}
             yield {**key, **values, **_line(each.line)}
+
+
+def _fields(name: str, field: str) -> Callable[[Report], Iterable[Row]]:
+    """Return the function that makes the rows of the table ``name`` from the records in a field of the report."""
+
+    def rows(report: Report) -> Iterator[Row]:
+        for row in getattr(report, field):
+            yield {column: getattr(row, column) for column in COLUMNS[name]}
+
+    return rows
 
 
 _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
@@ -497,12 +477,12 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "recompiles": _recompile_rows,
     "refusals": _refusal_rows,
     "graph_breaks": _graph_break_rows,
-    "time": _time_rows,
-    "timeline": _timeline_rows,
+    "time": _fields("time", "time_rows"),
+    "timeline": _fields("timeline", "timeline_rows"),
     "timings": _timing_rows,
-    "verification": _verification_rows,
-    "engines": _engine_rows,
-    "runs": _run_rows,
-    "ranks": _rank_rows,
+    "verification": _fields("verification", "verification_rows"),
+    "engines": _fields("engines", "engine_rows"),
+    "runs": _fields("runs", "run_rows"),
+    "ranks": _fields("ranks", "rank_rows"),
     "collectives": _collective_rows,
 }

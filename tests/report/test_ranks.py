@@ -47,7 +47,7 @@ def recompiled() -> Report:
 
 
 def as_ranks(*reports: Report) -> list[Report]:
-    """Return the reports as those of the ranks of one job."""
+    """Give each report its rank in one job."""
     return [replace(each, rank=rank, world_size=len(reports)) for rank, each in enumerate(reports)]
 
 
