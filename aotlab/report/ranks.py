@@ -163,7 +163,8 @@ def _sentence(fact: str, ranks: Sequence[int], event: _Event, *, happened: bool)
     names = listed([str(rank) for rank in ranks])
     subject = f"Rank {names} alone" if len(ranks) == 1 else f"Only ranks {names}"
     graph = "" if event.graph is None else f" (graph {event.graph}{event.took and f', {event.took}'})"
-    where = f" `{event.frame}`{graph}" if event.frame else f" {event.subject}"
+    name = (event.frame or "").rpartition("<locals>.")[2]  # without the enclosing functions
+    where = f" `{name}`{graph}" if name else f" {event.subject}"
     return f"{subject} {_VERBS[fact][not happened]}{where}: {first_line(event.reason, _LONGEST_REASON)}."
 
 

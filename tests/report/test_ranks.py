@@ -76,7 +76,7 @@ def test_a_recompile_of_one_rank_comes_first(usual: Report, recompiled: Report) 
     report = joined(as_ranks(usual, recompiled), {})
     (row,) = report.rank_rows
     assert (row.rank, row.reference, row.fact, row.graph, row.subject) == (1, 0, "recompile", 1, "x.size(0)")
-    assert row.sentence.startswith(f"Rank 1 alone recompiled `{report.frames[0].name}` (graph 1, ")
+    assert row.sentence.startswith("Rank 1 alone recompiled `step` (graph 1, ")
     assert "`x.size(0)` is 6 where the compiled entry expects 4" in row.sentence
     assert "mark_dynamic" in row.suggestion
     assert report.verdict == f"{row.sentence} {usual.verdict}"
@@ -103,11 +103,10 @@ def test_refusals_graph_breaks_and_errors(usual: Report) -> None:
     reports = as_ranks(usual, refused(usual), replace(broken(usual), ended="ValueError: no"), usual)
     report = joined(reports[:3], {3: "sent no report within 60 s"})
     sentences = [row.sentence for row in report.rank_rows]
-    name = usual.frames[0].name
     assert sentences == [
         "Rank 3 sent no report within 60 s.",
         "Rank 2 ended with ValueError: no.",
-        f"Rank 1 alone refused to compile `{name}` (graph 1): RandomOp; the call ran eagerly.",
+        "Rank 1 alone refused to compile `step` (graph 1): RandomOp; the call ran eagerly.",
         "Rank 2 alone had a graph break in `step`: calls print.",
     ]
     assert alone(report) == "rank 3 is missing"

@@ -19,9 +19,6 @@ const KINDS: readonly (readonly [title: string, subject: string, facts: readonly
   ['Code, times, versions and settings', 'of', ['code', 'time', 'run']]
 ];
 
-/** Events that happened on some ranks only, and that the other ranks wait for. */
-const EVENTS = ['recompile', 'refusal', 'graph break'];
-
 /** The reports of all ranks that sent one. */
 export function reportsOf(gathered: Report): readonly Report[] {
   return [gathered, ...gathered.rank_reports];
@@ -42,10 +39,11 @@ export function ranksPanel(context: IContext): Child[] {
       h('span', { class: 'al-soft' }, `between the ${amount(gathered.world_size, 'rank')}`)
     ),
     ...sentences.map(text => h('p', { class: 'al-note', 'data-rank-note': '' }, h('strong', {}, prose(text)))),
-    rows.some(row => EVENTS.includes(row.fact))
+    rows.some(row => row.fact === 'recompile')
       ? soft(
-          'The other ranks wait at their next collective. The job ends with an error or hangs if they wait longer ' +
-            'than the timeout of the process group, or if this rank then calls other collectives than they do.'
+          'While a rank compiles, the others wait at their next collective. If they wait longer than the timeout of ' +
+            'the process group, or if the new graph has other collectives than theirs, the job ends with an error or ' +
+            'hangs.'
         )
       : null,
     ...suggestions.map(text => h('p', {}, prose(`To avoid the recompile: ${text}.`))),
@@ -169,8 +167,8 @@ function differenceTable(context: IContext, title: string, subject: string, fact
   }
   const references = [...new Set(rows.map(row => row.reference))];
   const columns: Column<RankRow>[] = [
-    { name: 'rank', title: 'rank', kind: 'number', value: row => row.rank, cell: row => String(row.rank) },
     { name: 'subject', title: subject, kind: 'code', cell: row => row.subject },
+    { name: 'rank', title: 'rank', kind: 'number', value: row => row.rank, cell: row => String(row.rank) },
     {
       name: 'graph',
       title: 'graph',
@@ -182,7 +180,7 @@ function differenceTable(context: IContext, title: string, subject: string, fact
       ? [{ name: 'part', title: 'part', lesser: '', cell: (row: RankRow) => row.part }]
       : []),
     { name: 'expected', title: `rank ${references.join(', ')} has`, kind: 'words', cell: row => row.expected },
-    { name: 'value', title: 'it has', kind: 'words', cell: row => row.value },
+    { name: 'value', title: 'this rank has', kind: 'words', cell: row => row.value },
     { name: 'change', title: 'change', kind: 'words', cell: row => mark(row.change || 'differs', 'plain') }
   ];
   return [
