@@ -83,8 +83,10 @@ def exchanged(report: Report) -> Report:
 def prepared(folder: Path) -> Path:
     """Create the folder for the reports of all ranks, delete an earlier report of this rank, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    rank = os.environ.get("RANK", "0")
-    (folder / f"rank-{rank}.json").unlink(missing_ok=True)
+    in_group = dist.is_available() and dist.is_initialized()
+    # Without a group and torchrun, the rank is not known yet, and the file of another rank must not be deleted.
+    if (rank := str(dist.get_rank()) if in_group else os.environ.get("RANK")) is not None:
+        (folder / f"rank-{rank}.json").unlink(missing_ok=True)
     return folder.absolute()  # the block may change the folder in which the process works
 
 
