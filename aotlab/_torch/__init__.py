@@ -102,6 +102,7 @@ from aotlab._torch.workbench import (
     dynamo_errors_suppressed, dynamo_restart, dynamo_settings, eager_draws_by_inductor, log_handlers,
     recurrent_layers_captured, stock_backend, stock_compiled, unmark_static,
 )
+from aotlab._torch.process_groups import store_of_job
 from aotlab._torch.structured_trace import compiling_without_caches, interned_files, structured_trace
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.callers_symbols import ADMITTED, error_for_symbols, guards_of_program, marked, symbols_among

@@ -13,15 +13,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from aotlab import __version__, config
 from aotlab.cli import running, stored
 from aotlab.cli.arguments import add_report_files, check_writable, count, device, jobs, port, report_files
 from aotlab.errors import AotlabError, UsageError
-
-if TYPE_CHECKING:
-    from aotlab.report import Report
 
 #: Exit statuses: success; something failed or did not verify; the command line was wrong; ctrl-C.
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -140,9 +137,10 @@ def _add_report(commands: _Commands) -> None:
     report = commands.add_parser(
         "report",
         allow_abbrev=False,
-        help="make a page from a folder that stock torch.compile recorded with TORCH_TRACE",
-        description="Read the logs that stock torch.compile wrote into the folder TORCH_TRACE, print a summary, and "
-        "write the report as one HTML page. The machine needs neither the recorded program nor its GPU.",
+        help="make a page from a folder with the reports of several ranks, or that TORCH_TRACE recorded",
+        description="Read the reports that the ranks of a distributed job wrote into the folder with `aotlab run "
+        "--ranks`, or the logs that stock torch.compile wrote into the folder TORCH_TRACE. Print a summary, and write "
+        "the report as one HTML page. The machine needs neither the recorded program nor its GPU.",
     )
     report.add_argument("directory", type=Path, metavar="DIR", help="the folder, or one log file")
     add_report_files(report)
@@ -305,17 +303,12 @@ def _add_fuzz(commands: _Commands) -> None:
 
 def _report(options: argparse.Namespace, _: Sequence[str]) -> int:
     json, html = report_files(options)
+    from aotlab.cli.script import write
+    from aotlab.report.gather import read_all
     from aotlab.upstream import read_trace
 
-    _write_report(read_trace(options.directory), json, html)
+    write(read_all(options.directory) or [read_trace(options.directory)], json, html, sys.stdout)
     return OK
-
-
-def _write_report(report: Report, json: Path | None, html: Path) -> None:
-    print(report)
-    if json is not None:
-        print(f"JSON: {report.save(json)}")
-    print(f"HTML: {report.to_html(html)}")
 
 
 def _demo(options: argparse.Namespace, _arguments: Sequence[str]) -> int:

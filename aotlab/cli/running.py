@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = commands.add_parser(
         "run",
         allow_abbrev=False,
-        usage="aotlab run [--all] [--cell N] [--options TEXT] [--observe] [--no-caches] [--json PATH] [--html PATH] "
-        "FILE ...",
+        usage="aotlab run [--all] [--cell N] [--options TEXT] [--observe] [--no-caches] [--nproc N | --ranks FOLDER] "
+        "[--json PATH] [--html PATH] FILE ...",
         help="run a script or a notebook, and make a page of what is compiled",
         description="Run a Python script or a notebook, and report what is compiled, as one HTML page. Of a "
         "script, the report has the functions that the script compiles; with --all, aotlab compiles the functions that "
@@ -35,6 +36,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run.add_argument("--observe", action="store_true", help="report only what stock torch.compile compiles")
     run.add_argument(
         "--no-caches", action="store_true", help="with --observe: take no graphs from the caches of earlier runs"
+    )
+    several = run.add_mutually_exclusive_group()
+    several.add_argument(
+        "--nproc", type=count, metavar="N", help="run the script in N processes with torchrun, and make one page of all"
+    )
+    several.add_argument(
+        "--ranks",
+        type=Path,
+        metavar="FOLDER",
+        help="write only the report of this process, a rank of a distributed job, into the folder; `aotlab report "
+        "FOLDER` makes the page of all ranks",
     )
     add_report_files(run)
     run.add_argument("script", type=Path, metavar="FILE", help="the Python file or the notebook")
@@ -55,13 +67,20 @@ def _run(options: argparse.Namespace, _: Sequence[str]) -> int:
         raise UsageError("--observe is about the script's own torch.compile: use --options='--engine upstream'")
     if options.options is not None and not (notebook or options.all):
         raise UsageError("--options needs --all or a notebook")
+    if (notebook or options.all) and (options.nproc or options.ranks):
+        raise UsageError("--nproc and --ranks are for scripts, without --all")
     from aotlab.cli import script
 
+    words = options.script, options.arguments
+    settings = {"stock": options.observe, "caches": not options.no_caches}
     if notebook or options.all:
-        reports, status = script.run_cells(options.script, options.arguments, options.options or "", cell=options.cell)
+        reports, status = script.run_cells(*words, options.options or "", cell=options.cell)
+    elif options.nproc is not None:
+        from aotlab.cli import several
+
+        reports, status = several.run(*words, processes=options.nproc, **settings)
     else:
-        reports, status = script.run(
-            options.script, options.arguments, stock=options.observe, caches=not options.no_caches
-        )
-    script.write(reports, json, html)
+        reports, status = script.run(*words, **settings, ranks=options.ranks)
+    if reports:
+        script.write(reports, json, html, sys.stderr)  # stdout belongs to the script
     return status

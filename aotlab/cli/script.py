@@ -11,14 +11,22 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from aotlab.report import Report
+from aotlab.report.gather import STOCK, placed, prepared, written
 from aotlab.report.html import page
 from aotlab.runs import saving
 from aotlab.upstream import observe
 
+#: The variables of the scripts that ended. Python frees the variables of a script when the process ends. If a DDP model
+#: is freed earlier, after its process group, torch may wait for ever for a thread of gloo.
+_finished: list[dict[str, object]] = []
 
-def run(script: Path, arguments: Sequence[str], *, stock: bool, caches: bool) -> tuple[list[Report], int]:
+
+def run(
+    script: Path, arguments: Sequence[str], *, stock: bool, caches: bool, ranks: Path | None = None
+) -> tuple[list[Report], int]:
     """Run a script as ``python SCRIPT ARGUMENTS`` does, and record its compilations from the first line on.
 
     Parameters
@@ -29,6 +37,8 @@ def run(script: Path, arguments: Sequence[str], *, stock: bool, caches: bool) ->
         If True, record only the compilations by stock `torch.compile`; if False, also those by aotlab.
     caches
         See `aotlab.observe`.
+    ranks
+        The folder into which each process of a distributed job writes its reports. Then none are returned.
 
     Returns
     -------
@@ -36,12 +46,13 @@ def run(script: Path, arguments: Sequence[str], *, stock: bool, caches: bool) ->
         A report for each engine that compiled something (if none did, one report), and the script's exit status. If
         the script raised an error, its traceback was printed, and the exit status is 1; it is 130 after ctrl-C.
     """
+    folders = [] if ranks is None else [prepared(each) for each in (ranks, ranks / STOCK)]
     with (
         _as_main(script, arguments),
         nullcontext() if stock else Report.record(script.name) as ours,
         observe(script.name, caches=caches) as theirs,
     ):
-        status = _status(script, lambda: runpy.run_path(str(script), run_name="__main__"))
+        status = _status(script, lambda: _finished.append(runpy.run_path(str(script), run_name="__main__")))
     reports: list[Report] = []
     for recording in (ours, theirs):
         if recording is not None:
@@ -49,6 +60,11 @@ def run(script: Path, arguments: Sequence[str], *, stock: bool, caches: bool) ->
             # A frame that torch.compile gave to another backend, such as aotlab's, has no nodes.
             frames = [each for each in report.frames if not reports or any(graph.nodes for graph in each.graphs)]
             reports.append(replace(report, frames=tuple(frames)))
+    if ranks is not None:
+        ended = f"exit status {status}" if status else ""
+        for report, folder in zip(reports, folders[-len(reports) :], strict=True):
+            written(placed(report, ended), folder)
+        return [], status
     reports = [each for each in reports if each.frames] or reports[:1]
     for report in reports:
         saving.keep(report, notebook=str(script.resolve()))
@@ -91,19 +107,19 @@ def run_cells(
     return running.reports, status
 
 
-def write(reports: Sequence[Report], json_path: Path | None, html_path: Path) -> None:
-    """Write the reports as one page and one JSON file, and a summary to stderr: stdout belongs to the script.
+def write(reports: Sequence[Report], json_path: Path | None, html_path: Path, out: TextIO) -> None:
+    """Write the reports as one page and one JSON file, and a summary to ``out``.
 
     The JSON file has a list of reports if there are several.
     """
     for report in reports:
-        print(report, file=sys.stderr)
+        print(report, file=out)
     if json_path is not None:
         values = [report.to_dict() for report in reports]
         json_path.write_text(json.dumps(values[0] if len(values) == 1 else values, allow_nan=False), encoding="utf-8")
-        print(f"JSON: {json_path}", file=sys.stderr)
+        print(f"JSON: {json_path}", file=out)
     html_path.write_text(page(*reports), encoding="utf-8")
-    print(f"HTML: {html_path}", file=sys.stderr)
+    print(f"HTML: {html_path}", file=out)
 
 
 @contextmanager

@@ -16,13 +16,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from aotlab import config, events
 from aotlab.errors import RefusedError, UserLine
 from aotlab.report.assemble import Joined, assemble, choices_of, numbered, temporaries
+from aotlab.report.collectives import collectives
 from aotlab.report.dynamo_breaks import DYNAMO, RESUMED, STEPPED, dynamo_reasons, graph_break
 from aotlab.report.environment import environment, switch_value
+from aotlab.report.gather import GATHER, exchanged, placed, prepared, written
 from aotlab.report.model import (
     Call,
     Calls,
@@ -425,6 +428,7 @@ class Recording(Views[Report]):
         ended = log.finished or log.failed
         trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
         capture = next((each.capture for each in log.snapshots if each.capture is not None), None)
+        nodes = tuple([node for each in log.snapshots for node in each.nodes])
         return Graph(
             index=index,
             entry=log.entry,
@@ -440,7 +444,8 @@ class Recording(Views[Report]):
             duration_ns=None if ended is None else ended.duration_ns,
             calls=log.calls,
             stages=tuple([each.stage for each in log.snapshots]),
-            nodes=tuple([node for each in log.snapshots for node in each.nodes]),
+            nodes=nodes,
+            collectives=collectives(nodes),
             placeholders=joined.placeholders,
             results=joined.results,
             inputs=joined.inputs,
@@ -515,15 +520,23 @@ def _within(part: Sequence[object], whole: Sequence[object]) -> bool:
 
 
 @contextmanager
-def record(name: str | None = None) -> Iterator[Recording]:
+def record(name: str | None = None, ranks: str | Path | None = None) -> Iterator[Recording]:
     """Record what aotlab does during a ``with`` block; see `aotlab.report.model.Report.record`."""
     recording = Recording(name)
+    folder = None if ranks in (None, GATHER) else prepared(Path(str(ranks)))
+    ended = ""
     before = dynamo_reasons()
     if frontend := sys.modules.get("aotlab.frontends.dynamo_frontend"):
         frontend.watch_captures()
     try:
         with events.listen(recording.hear):
             yield recording
+    except BaseException as error:
+        ended = f"{type(error).__name__}: {error}"
+        raise
     finally:
         recording._note_dynamo([reason for reason, n in dynamo_reasons().items() if n > before.get(reason, 0)])
         recording._finish()
+        if ranks is not None:
+            report = placed(recording.report(), ended)
+            recording._built = exchanged(report) if folder is None else written(report, folder)

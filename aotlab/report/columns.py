@@ -8,6 +8,8 @@ and dtypes even if it has no rows, so code that reads a table needs no special c
 page shows the same meanings. It reads them from a copy, ``extension/src/model/meanings.json``, and a test checks that
 the copy is up to date.
 
+In a gathered report, all tables begin with one more column, `RANK`.
+
 In a numeric column, a symbolic size has the value that it had in the traced call.
 """
 
@@ -48,6 +50,10 @@ TENSOR: dict[str, Column] = {
     "nbytes": (_COUNT, "total size of the tensor's elements in bytes"),
     "device": (_TEXT, "device, for example cuda:0"),
 }
+
+
+#: The first column of every table of a gathered report, except of the table ``ranks``, which has it always.
+RANK: Column = (_COUNT, "the number of the process in its distributed job")
 
 
 LINE: dict[str, Column] = {
@@ -341,13 +347,36 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "runs": {
         "frame": (_TEXT, "the function's name; missing if the row is about the whole run"),
         "graph": (_COUNT, "the number of the graph within its frame; missing if the row is about no graph"),
-        "fact": (_TEXT, "run, code, graph, node, mutation, output, saved, kernel or time"),
+        "fact": (_TEXT, "run, code, graph, node, mutation, output, saved, kernel, guard or time"),
         "part": (_TEXT, "for a node, the graph that contains it; for a time, the phase"),
         "subject": (_TEXT, "the thing that the fact is about"),
         "before": (_TEXT, "the fact for the earlier run; empty if this run does not have the thing"),
         "after": (_TEXT, "the fact for the later run; empty if this run does not have the thing"),
         "same": (_TRUTH, "whether the runs agree; missing if the facts cannot be compared"),
         "change": (_TEXT, "the difference in a few words, or the reason why times cannot be compared"),
+    },
+    "ranks": {
+        "rank": (_COUNT, "the rank that differs: the number of its process"),
+        "reference": (_COUNT, "the rank that it is compared with, which did as most ranks did"),
+        "fact": (_TEXT, "missing, ended, recompile, refusal, graph break, or a fact of the table `runs`"),
+        "frame": (_TEXT, "the function's name; missing if the row is about the whole process"),
+        "graph": (_COUNT, "the number of the graph within its frame; missing if the row is about no graph"),
+        "part": (_TEXT, "for a node, the graph that contains it; for a time, the phase"),
+        "subject": (_TEXT, "the thing that the fact is about"),
+        "value": (_TEXT, "the fact for the rank; empty if it does not have the thing"),
+        "expected": (_TEXT, "the fact for the reference; empty if it does not have the thing"),
+        "change": (_TEXT, "the difference in a few words"),
+        "sentence": (_TEXT, "the difference as a sentence, if it can stop the whole job"),
+        "suggestion": (_TEXT, "for a recompile: a change that would avoid it"),
+    },
+    "collectives": {
+        **_KEY,
+        "part": (_TEXT, "the graph that contains it: inference graph, forward graph or backward graph"),
+        "name": (_TEXT, "the node's name"),
+        "op": (_TEXT, "the collective, for example all_reduce"),
+        "input_bytes": (_COUNT, "the bytes that the process passes to it"),
+        "output_bytes": (_COUNT, "the bytes of its result"),
+        **LINE,
     },
     "calls": {
         **_KEY,

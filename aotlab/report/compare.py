@@ -22,7 +22,7 @@ from aotlab.report.text import amount, data_size, duration, known_size, listed, 
 from aotlab.report.verdict import verdict
 
 #: The graphs whose nodes are compared: the words for each, and the stage and part that contain it.
-_PARTS = {
+PARTS = {
     "inference graph": ("trace", "inference"),
     "forward graph": ("partition", "forward"),
     "backward graph": ("partition", "backward"),
@@ -143,7 +143,7 @@ def _graph_rows(before: Graph | None, after: Graph | None) -> Iterator[RunRow]:
         return
     if before.status != after.status:
         yield _row("graph", "the graph", before.status, after.status)
-    for name, part in _PARTS.items():
+    for name, part in PARTS.items():
         nodes = [[node for node in graph.nodes if (node.stage, node.part) == part] for graph in (before, after)]
         if any(nodes):
             yield from _node_rows(name, *nodes)
@@ -157,9 +157,18 @@ def _graph_rows(before: Graph | None, after: Graph | None) -> Iterator[RunRow]:
     yield from _rows("output", "outputs", *relations)
     yield from _saved_rows(before, after)
     yield from _kernel_rows(before.kernels, after.kernels)
+    yield from _rows("guard", "guards", *[_guard_sentences(graph) for graph in (before, after)])
     took = duration(before.duration_ns), duration(after.duration_ns)
     change = "measured once in each run, not compared"
     yield RunRow(fact="time", part="compilation", subject="aotlab", before=took[0], after=took[1], change=change)
+
+
+def _guard_sentences(graph: Graph) -> dict[str, str]:
+    """Map each value that the graph guards to the sentences of its guards."""
+    sentences: dict[str, list[str]] = {}
+    for guard in graph.guards:
+        sentences.setdefault(guard.subject, []).append(guard.sentence)
+    return {subject: "; ".join(each) for subject, each in sentences.items()}
 
 
 def _rows(fact: str, things: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[RunRow]:

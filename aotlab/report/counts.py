@@ -11,6 +11,7 @@ from typing import get_args
 from aotlab.report.engines import serving
 from aotlab.report.loops import unrolled_loops
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Output, Report, Summary
+from aotlab.report.ranks import alone
 from aotlab.report.text import amount, known_size, listed, new_memory, place, tolerance_words
 from aotlab.report.varying import apart, limits
 from aotlab.report.verdict import State, compared_sentence, eager_lines, interrupted, served, speed, verdict
@@ -86,7 +87,8 @@ def counted(report: Report) -> Report:
     graphs = [tuple([replace(graph, counts=count(graph)) for graph in frame.graphs]) for frame in report.frames]
     frames = zip(report.frames, graphs, strict=True)
     counted_frames = [replace(frame, graphs=each, counts=count_frame(frame)) for frame, each in frames]
-    return replace(report, frames=tuple(counted_frames), summary=summary(report))
+    ranks = tuple(map(counted, report.rank_reports))
+    return replace(report, frames=tuple(counted_frames), rank_reports=ranks, summary=summary(report))
 
 
 def summary(report: Report) -> Summary:
@@ -111,6 +113,8 @@ def summary(report: Report) -> Summary:
         apart=sum(row.same is False for row in report.engine_rows),
         runs=len(report.run_rows),
         runs_apart=sum(row.same is False for row in report.run_rows),
+        apart_ranks=len(report.rank_rows),
+        alone=alone(report),
         graphs=sum(map(served, graphs)),
         recompiles=sum(bool(graph.misses) for graph in graphs),
         refused=sum(count_frame(frame).refusals for frame in report.frames),

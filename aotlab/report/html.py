@@ -19,6 +19,7 @@ from aotlab.report.markup import Markup, clean, element, join
 from aotlab.report.model import Frame, Graph, GraphBreakRow, Miss, Report, TimingRow
 from aotlab.report.packing import pack
 from aotlab.report.parts import cell, fold, grid, heading, mark, words
+from aotlab.report.ranks import differences_of_ranks
 from aotlab.report.sections import graph_section
 from aotlab.report.story import cell_section
 from aotlab.report.tables import table
@@ -121,6 +122,7 @@ def fragment(report: Report, *, footer: bool = True) -> Markup:
         element("style", _STYLE),
         _header(report),
         _runs(report),
+        _ranks(report),
         cell_section(report),
         *frames,
         _graph_breaks(report),
@@ -240,6 +242,13 @@ def _runs(report: Report) -> Markup | None:
     if not report.run_names:
         return None
     title, *lines = differences(report)
+    return join(heading(title), element("pre", "\n".join(lines)))
+
+
+def _ranks(report: Report) -> Markup | None:
+    if not report.rank_reports and not report.rank_rows:
+        return None
+    title, *lines = differences_of_ranks(report)
     return join(heading(title), element("pre", "\n".join(lines)))
 
 

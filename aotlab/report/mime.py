@@ -14,6 +14,7 @@ from aotlab.report.html import fragment
 from aotlab.report.markup import clean
 from aotlab.report.model import MIME_TYPE, Graph, Node, Report
 from aotlab.report.packing import compressed, node_columns, pack
+from aotlab.report.ranks import differences_of_ranks
 from aotlab.report.text import amount, duration, first_line
 from aotlab.report.verdict import verdict
 from aotlab.report.wrappers import trees
@@ -61,7 +62,7 @@ def running_bundle(report: Report) -> dict[str, object]:
 
 def _packed(report: Report) -> tuple[Report, dict[str, object]]:
     """Return ``report`` as it was cut, and its compressed form without nodes."""
-    frames = [replace(frame, graphs=tuple(map(bare, frame.graphs))) for frame in report.frames]
+    frames = tuple([replace(frame, graphs=tuple(map(bare, frame.graphs))) for frame in report.frames])
     data: dict[str, object] = {}
 
     def fits(cut: Report) -> bool:
@@ -72,7 +73,11 @@ def _packed(report: Report) -> tuple[Report, dict[str, object]]:
         data = candidate
         return True
 
-    small = whole_or_cut(replace(report, frames=tuple(frames)), fits, "packed")
+    if report.rank_reports and fits(small := replace(report, frames=frames)):
+        return small, data
+    note = (f"This output has only rank {report.rank}. The page that to_html writes has all ranks.",)
+    notes = (*report.notes, *(note if report.rank_reports else ()))
+    small = whole_or_cut(replace(report, frames=frames, rank_reports=(), notes=notes), fits, "packed")
     return small, data or pack(small.to_dict(sparse=True))
 
 
@@ -171,7 +176,10 @@ def plain(report: Report) -> str:
     """
     if report.run_names:
         return clean("\n".join(differences(report)))
-    lines = [verdict(report).sentence]
+    lines = [
+        verdict(report).sentence,
+        *(differences_of_ranks(report) if report.rank_reports or report.rank_rows else ()),
+    ]
     eager = [part for part in report.cell.parts if part.how == "eager"] if report.cell is not None else []
     lines += [f"  {part.lines} ran eagerly: {first_line(part.reason, 300)}" for part in eager[:10]]
     for frame in report.frames[:20]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
-from aotlab.report.columns import COLUMNS, LINE, TENSOR, meanings
+from aotlab.report.columns import COLUMNS, LINE, RANK, TENSOR
 from aotlab.report.model import MEMORY_KINDS, AppliedChoice, Frame, Graph, Input, Placeholder, Report, TensorInfo
 from aotlab.report.steps import shown_bytes
 from aotlab.report.text import place, sizes
@@ -28,12 +28,16 @@ def table(report: Report, name: str) -> pd.DataFrame:
     """Return the table ``name`` of ``report``, with the columns and dtypes in `COLUMNS`."""
     import pandas as pd
 
-    columns = COLUMNS[name]
-    rows = [[row[column] for column in columns] for row in _ROWS[name](report)]
+    columns = COLUMNS[name] if report.rank is None else {"rank": RANK, **COLUMNS[name]}
+    rows = [
+        [row[column] for column in columns]
+        for each in (report, *report.rank_reports)
+        for row in ({"rank": each.rank, **row} for row in _ROWS[name](each))
+    ]
     # Start with dtype object, because pandas would convert a column of integers with missing values to floats.
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
     frame = frame.astype({column: dtype for column, (dtype, _) in columns.items()})
-    frame.attrs["columns"] = meanings()[name]
+    frame.attrs["columns"] = {column: meaning for column, (_, meaning) in columns.items()}
     return frame
 
 
@@ -427,16 +431,6 @@ def _graph_break_rows(report: Report) -> Iterator[Row]:
         }
 
 
-def _time_rows(report: Report) -> Iterator[Row]:
-    for row in report.time_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["time"]}
-
-
-def _timeline_rows(report: Report) -> Iterator[Row]:
-    for row in report.timeline_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["timeline"]}
-
-
 def _timing_rows(report: Report) -> Iterator[Row]:
     for row in report.timing_rows:
         ratios: Row = {
@@ -448,19 +442,21 @@ def _timing_rows(report: Report) -> Iterator[Row]:
         yield {**fields, **ratios, "again": row.again or None}
 
 
-def _verification_rows(report: Report) -> Iterator[Row]:
-    for row in report.verification_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["verification"]}
+def _collective_rows(report: Report) -> Iterator[Row]:
+    for _, graph, key in _graphs(report):
+        for each in graph.collectives:
+            values = {name: getattr(each, name) for name in ("part", "name", "op", "input_bytes", "output_bytes")}
+            yield {**key, **values, **_line(each.line)}
 
 
-def _engine_rows(report: Report) -> Iterator[Row]:
-    for row in report.engine_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["engines"]}
+def _fields(name: str, field: str) -> Callable[[Report], Iterable[Row]]:
+    """Return the function that makes the rows of the table ``name`` from the records in a field of the report."""
 
+    def rows(report: Report) -> Iterator[Row]:
+        for row in getattr(report, field):
+            yield {column: getattr(row, column) for column in COLUMNS[name]}
 
-def _run_rows(report: Report) -> Iterator[Row]:
-    for row in report.run_rows:
-        yield {name: getattr(row, name) for name in COLUMNS["runs"]}
+    return rows
 
 
 _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
@@ -482,10 +478,12 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "recompiles": _recompile_rows,
     "refusals": _refusal_rows,
     "graph_breaks": _graph_break_rows,
-    "time": _time_rows,
-    "timeline": _timeline_rows,
+    "time": _fields("time", "time_rows"),
+    "timeline": _fields("timeline", "timeline_rows"),
     "timings": _timing_rows,
-    "verification": _verification_rows,
-    "engines": _engine_rows,
-    "runs": _run_rows,
+    "verification": _fields("verification", "verification_rows"),
+    "engines": _fields("engines", "engine_rows"),
+    "runs": _fields("runs", "run_rows"),
+    "ranks": _fields("ranks", "rank_rows"),
+    "collectives": _collective_rows,
 }

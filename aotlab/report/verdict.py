@@ -79,6 +79,9 @@ def verdict(report: Report) -> Verdict:
     if ours is not report:
         result = verdict(ours)
         return replace(result, sentence=f"{result.sentence} {_beside(report)}")
+    if report.rank_rows and (sentence := report.rank_rows[0].sentence):
+        result = verdict(replace(report, rank_rows=()))
+        return replace(result, sentence=_one_line(f"{sentence} {result.sentence}"))
     differing = [each for each in _refusals(report) if each[1].message.startswith(DIFFERS)]
     graphs = [graph for frame in report.frames for graph in frame.graphs if served(graph)]
     if not graphs and report.cell is not None and not _faults(report, report.cell):

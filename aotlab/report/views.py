@@ -67,6 +67,16 @@ class Views(Generic[R_co]):
         return self._table("runs")
 
     @property
+    def ranks(self) -> pd.DataFrame:
+        """One row per difference between the ranks of a distributed job; see `Report.record`."""
+        return self._table("ranks")
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """One row per collective of `torch.distributed` in a graph, with its bytes."""
+        return self._table("collectives")
+
+    @property
     def storages(self) -> pd.DataFrame:
         """One row per storage and tensor with this storage, with the range of bytes that the tensor covers."""
         return self._table("storages")

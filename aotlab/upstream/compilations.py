@@ -12,6 +12,7 @@ from typing import Any
 from aotlab.backends.inductor_backend import kernels_in
 from aotlab.errors import UserLine
 from aotlab.ir.metadata import OutputType
+from aotlab.report.collectives import collectives
 from aotlab.report.model import (
     Code,
     CompiledGraph,
@@ -96,6 +97,7 @@ def graph_of(compilation: Compilation, index: int, entry: int) -> Graph:
     inputs = input_rows(forward, metadata, arguments, comments)
     outputs = _returned_outputs(forward, inputs, len(metadata.get("output_info", [])))
     status = "compiled" if forward is not None or compilation.last("dynamo_cpp_guards_str") else "compiling"
+    nodes = tuple(_nodes(graphs, forward))
     graph = Graph(
         index=index,
         entry=entry,
@@ -106,7 +108,8 @@ def graph_of(compilation: Compilation, index: int, entry: int) -> Graph:
         misses=_misses(compilation),
         duration_ns=compilation.time() or None,
         stages=_stages(compilation),
-        nodes=tuple(_nodes(graphs, forward)),
+        nodes=nodes,
+        collectives=collectives(nodes),
         placeholders=tuple(placeholder_rows(joint or forward, arguments, comments)),
         inputs=inputs,
         outputs=tuple(_outputs(forward, metadata, [each.name for each in comments.wholes(forward).values()], outputs)),

@@ -138,7 +138,7 @@ test('there is one tab and one panel per part, and one panel is shown', () => {
   assert.deepEqual(
     all('[role=tabpanel]')
       .map(each => each.dataset['panel'])
-      .filter(name => name !== 'engines' && name !== 'runs'),
+      .filter(name => !['engines', 'ranks', 'runs'].includes(name ?? '')),
     NAMES
   );
   for (const name of NAMES) {
@@ -1523,4 +1523,69 @@ test('the memory shows the composition of its peak, and arrow keys choose anothe
     all('[data-engine]').map(each => each.getAttribute('data-engine')),
     ['aotlab', 'aotlab']
   );
+});
+
+test('the page of several ranks opens with their differences, and shows the report of the chosen rank', () => {
+  const rank = (number: number, graphs: number): IJson => ({
+    ...sample(graphs),
+    identifier: `rank-${number}`,
+    rank: number,
+    world_size: 3
+  });
+  const row = {
+    rank: 1,
+    reference: 0,
+    fact: 'recompile',
+    frame: 'step',
+    graph: 1,
+    subject: 'x.size(0)',
+    sentence: 'Rank 1 alone recompiled `step`.',
+    suggestion: 'let `x` vary'
+  };
+  const lost = { rank: 2, reference: 2, fact: 'missing', subject: 'rank 2', sentence: 'Rank 2 sent no report.' };
+  const guard = {
+    rank: 1,
+    reference: 0,
+    fact: 'guard',
+    frame: 'step',
+    graph: 0,
+    subject: 'y',
+    expected: 'a',
+    value: 'b'
+  };
+  const collective = { part: 'forward graph', name: 'sum', op: 'all_reduce', input_bytes: 1024, output_bytes: 2048 };
+  const first = rank(0, 1);
+  firstGraph(first)['collectives'] = [collective, { ...collective, name: 'sum_1' }];
+  const report = counted({ ...first, rank_rows: [lost, row, guard], rank_reports: [counted(rank(1, 2))] });
+  Object.assign(report['summary'] as IJson, { alone: 'rank 2 is missing', apart_ranks: 3 });
+  show(report);
+  assert.equal(one('[role=tab][aria-selected=true]').dataset['tab'], 'ranks');
+  assert.equal(text('[data-chip=ranks]'), 'rank 2 is missing');
+  assert.deepEqual(
+    all('[data-rank-note]').map(each => each.textContent),
+    ['Rank 2 sent no report.', 'Rank 1 alone recompiled step.']
+  );
+  assert.match(text('[data-panel=ranks]'), /To avoid the recompile: let x vary\./);
+  assert.deepEqual(
+    all('[data-table="rank list"] tbody tr').map(each => each.firstElementChild?.textContent),
+    ['rank 0 (shown)', 'rank 1', '2 missing']
+  );
+  assert.match(text('[data-table="ranks guard"] tbody'), /y.*a.*b/);
+  assert.match(text('[data-table=collectives] tbody'), /all_reduce.*2.*2\.00 KiB.*4\.00 KiB/);
+  one('[data-key="rank 1"]').click();
+  assert.equal(one('.aotlab-report').dataset['identifier'], 'rank-1');
+  assert.equal(one('[role=tab][aria-selected=true]').dataset['tab'], 'ranks');
+  assert.equal(text('[data-chip=stages]'), '2 graphs');
+  tab('calls');
+  const list = one('[data-key=ranks]') as HTMLSelectElement;
+  assert.equal(list.value, '1');
+  list.value = '0';
+  list.dispatchEvent(new dom.window.Event('change'));
+  assert.equal(one('.aotlab-report').dataset['identifier'], 'rank-0');
+  assert.equal(one('[role=tab][aria-selected=true]').dataset['tab'], 'calls');
+});
+
+test('a report of one process has no ranks', () => {
+  show(sample());
+  assert.deepEqual([...all('[data-tab=ranks]'), ...all('[data-chip=ranks]'), ...all('[data-key=ranks]')], []);
 });

@@ -39,7 +39,7 @@ def _registered(model, backend, **settings):
 WAYS = {"inside": _inside, "compiled": _compiled, "registered": _registered}
 
 
-class _Log:
+class Log:
     """Notes when graphs run and when buckets are exchanged. Each backward begins an empty list."""
 
     def __init__(self):
@@ -127,11 +127,11 @@ def test_settings(tmp_path):
 
 def _overlap(rank):
     dist._DEFAULT_FIRST_BUCKET_BYTES = BYTES
-    eager = _Log()
+    eager = Log()
     wanted = train(None, "llama", rank, steps=3, log=eager, bucket_cap_mb=BYTES / 2**20)
     assert len(eager.lines) > 2
     for way in ("inside", "registered"):
-        log = _Log()
+        log = Log()
         assert_same(way, train(way, "llama", rank, steps=3, log=log, bucket_cap_mb=BYTES / 2**20), wanted)
         first_exchange = next(n for n, line in enumerate(log.lines) if line != "graph")
         assert "graph" in log.lines[first_exchange:], (way, log.lines)

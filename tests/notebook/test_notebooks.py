@@ -1,6 +1,6 @@
 """The course: every notebook runs from top to bottom, and each cell shows the results that the prose describes.
 
-The same is checked for the README's cells and options.
+The same is checked for the README's cells, and for the list of the magic's options.
 """
 
 from __future__ import annotations
@@ -359,9 +359,10 @@ def test_readme_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_readme_options() -> None:
-    """The README names the magic's options, all of them and no others, with the choices that they have."""
+    """The list has the magic's options, all of them and no others, with the choices that they have."""
     magic = pytest.importorskip("aotlab.notebook.magic")
-    cells = re.findall(r"^\| (`-.*?) \|", readme(), re.MULTILINE)
+    options = (ROOT / "aotlab" / "notebook" / "README.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`-.*?) \|", options, re.MULTILINE)
     words = [re.split(r"[ ,]+", cell.replace("`", "").replace(" or ", " ")) for cell in cells]
     flags = {word for row in words for word in row if word.startswith("-")}
     assert flags == {"-o", *magic.FLAGS} - {"--output"}

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from aotlab.report import COLUMNS, Report
-from aotlab.report.model import AppliedChoice, EngineRow, GraphBreakRow, RunRow, TimelineRow
+from aotlab.report.model import AppliedChoice, Collective, EngineRow, GraphBreakRow, RankRow, RunRow, TimelineRow
 from aotlab.report.views import Views
 
 
@@ -22,11 +22,14 @@ def full(report: Report) -> Report:
     row = EngineRow(frame="step", graph=0, fact="output", subject="y", aotlab="a view", upstream="a copy", same=False)
     frame = report.frames[0]
     applied = AppliedChoice(frame=frame.name, graph=frame.graphs[0].index, partitioner="min-cut", budget=0.5)
-    report = replace(report, applied_rows=(applied,))
+    collective = Collective(part="forward graph", name="sum", op="all_reduce", input_bytes=4, output_bytes=4)
+    graphs = (replace(frame.graphs[0], collectives=(collective,)), *frame.graphs[1:])
+    report = replace(report, applied_rows=(applied,), frames=(replace(frame, graphs=graphs), *report.frames[1:]))
     report = replace(
         report,
         engine_rows=(row,),
         run_rows=(RunRow(fact="node", subject="add", before="", after="aten.add", same=False),),
+        rank_rows=(RankRow(rank=1, reference=0, fact="node", subject="add", value="aten.add"),),
         timeline_rows=(TimelineRow(phase="dynamo", start_ns=0, duration_ns=5),),
     )
     return report.with_verification([{"kind": "value", "subject": "out[0]", "equal": True}])
@@ -49,7 +52,7 @@ def test_columns_are_documented_and_keyed(name: str) -> None:
     """Each column has a meaning; tables begin with their key; nanoseconds and bytes say so."""
     columns = COLUMNS[name]
     assert all(meaning for _, meaning in columns.values())
-    keys = {"graph_breaks": ["frame", "reason"], "time": ["kind", "count"]}
+    keys = {"ranks": ["rank", "reference"], "graph_breaks": ["frame", "reason"], "time": ["kind", "count"]}
     assert list(columns)[:2] == keys.get(name, ["frame", "graph"])
     assert all("ns" in columns[column][1] for column in columns if column.endswith("_ns"))
     assert all("byte" in columns[column][1] for column in columns if "bytes" in column)

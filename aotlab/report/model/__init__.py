@@ -18,11 +18,14 @@ they do not know, and use the default of a field that is missing.
     │       ├── compiled       the graphs that the backend compiled
     │       ├── memory         the modelled lifetimes of the storages
     │       ├── choices        the values that could be saved, and the choice of each memory budget
+    │       ├── collectives    the collectives of `torch.distributed`
     │       ├── kernels        the kernels of these graphs
     │       └── guards
     ├── graph_break_rows
     ├── engine_rows            two engines side by side
     ├── run_rows               two runs side by side
+    ├── rank_rows              the differences between the ranks
+    ├── rank_reports           the reports of the other ranks
     ├── timing_rows            added by the caller who measured
     ├── memory_curves          measured memory, added like the timings
     ├── applied_rows           choices of saved values that were compiled and measured
@@ -43,6 +46,7 @@ from aotlab.report.model.environment import Device, Environment, Switch
 from aotlab.report.model.graphs import (
     AutogradNode,
     Code,
+    Collective,
     CompiledGraph,
     Counts,
     Graph,
@@ -57,6 +61,7 @@ from aotlab.report.model.measured import (
     QUIET,
     EngineRow,
     Fact,
+    RankRow,
     Ratio,
     RunRow,
     Summary,
@@ -100,6 +105,7 @@ __all__ = [
     "CellPart",
     "Choices",
     "Code",
+    "Collective",
     "CompiledGraph",
     "Counts",
     "Device",
@@ -122,6 +128,7 @@ __all__ = [
     "Node",
     "Output",
     "Placeholder",
+    "RankRow",
     "Ratio",
     "Refusal",
     "Report",

@@ -105,6 +105,32 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of `torch.distributed` in a graph: all processes of a group must call it.
+
+    Attributes
+    ----------
+    part
+        The graph that contains it: ``"inference graph"``, ``"forward graph"`` or ``"backward graph"``.
+    name
+        The name of the fx node.
+    op
+        The collective: ``"all_reduce"``, ``"all_gather_into_tensor"`` and so on.
+    input_bytes, output_bytes
+        The size of the tensors that the process passes to it, and the size of its result.
+    line
+        The user's line that caused it.
+    """
+
+    part: str
+    name: str
+    op: str
+    input_bytes: int
+    output_bytes: int
+    line: UserLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """One value that the forward saves for the backward.
 
@@ -367,6 +393,8 @@ class Graph:
         The rows of the graph's tables; the record of each row explains them.
     input_groups, storage_groups
         The groups of inputs and the groups of storages that a page shows as one row each.
+    collectives
+        The collectives of `torch.distributed` in the graph.
     random_ops
         The ops of the graph's forward that draw random numbers.
     static_since
@@ -412,6 +440,7 @@ class Graph:
     guards: tuple[Guard, ...] = ()
     input_groups: tuple[Group, ...] = ()
     storage_groups: tuple[Group, ...] = ()
+    collectives: tuple[Collective, ...] = ()
     random_ops: tuple[str, ...] = ()
     static_since: str = ""
     reused: bool = False

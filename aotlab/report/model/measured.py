@@ -281,7 +281,7 @@ class RunRow:
         None if the fact is about the whole run.
     fact
         ``"run"`` (versions, devices, verdict), ``"code"`` (a line of the cell), ``"graph"``, ``"node"``,
-        ``"mutation"``, ``"output"``, ``"saved"``, ``"kernel"`` or ``"time"``.
+        ``"mutation"``, ``"output"``, ``"saved"``, ``"kernel"``, ``"guard"`` or ``"time"``.
     part
         For a node, the graph that contains it: ``"forward graph"``, ``"backward graph"`` or ``"inference graph"``. For
         a time, the phase.
@@ -305,6 +305,45 @@ class RunRow:
     after: str
     same: bool | None = None
     change: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One difference between two ranks. A rank is the number of a process of a distributed job.
+
+    Attributes
+    ----------
+    rank, reference
+        The rank that differs, and the rank that it is compared with, which did as most ranks did. They are equal if
+        the rank is compared with none: it sent no report, or it ended early.
+    fact
+        ``"missing"`` (the rank sent no report), ``"ended"`` (an error ended its block or script), ``"recompile"``,
+        ``"refusal"``, ``"graph break"``, or a fact of `RunRow`.
+    frame, graph, part, subject
+        As in `RunRow`.
+    value, expected
+        The fact for the rank and for the reference; empty if a rank does not have the thing.
+    change
+        The difference in a few words.
+    sentence
+        The difference as a sentence, for facts that can stop the whole job: the facts from ``"missing"`` to
+        ``"graph break"``. Empty for all other facts.
+    suggestion
+        For a recompile: a change that would avoid it.
+    """
+
+    rank: int
+    reference: int
+    fact: str
+    frame: str | None = None
+    graph: int | None = None
+    part: str = ""
+    subject: str
+    value: str = ""
+    expected: str = ""
+    change: str = ""
+    sentence: str = ""
+    suggestion: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +396,11 @@ class Summary:
     runs, runs_apart
         The number of facts about which two runs are compared, and the number of facts in which they differ; 0 in a
         report of one run.
+    apart_ranks
+        The number of differences between the ranks; 0 in a report of one process.
+    alone
+        The most important of these differences in a few words, for example ``"rank 1 recompiled alone"``; empty if no
+        difference can stop the job.
     counts
         The sums of the counts of all graphs, with two exceptions. The saved memory is the memory that one call of each
         function saves. A storage that several graphs use is counted once.
@@ -384,5 +428,7 @@ class Summary:
     apart: int = 0
     runs: int = 0
     runs_apart: int = 0
+    apart_ranks: int = 0
+    alone: str = ""
     counts: Counts = Counts()  # noqa: RUF009  # the record is frozen
     listed: int = 0

@@ -15,7 +15,16 @@ from aotlab.report.model.calls import Frame
 from aotlab.report.model.cells import Cell, GraphBreakRow, Running
 from aotlab.report.model.choices import AppliedChoice
 from aotlab.report.model.environment import Environment
-from aotlab.report.model.measured import EngineRow, RunRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
+from aotlab.report.model.measured import (
+    EngineRow,
+    RankRow,
+    RunRow,
+    Summary,
+    TimelineRow,
+    TimeRow,
+    TimingRow,
+    VerificationRow,
+)
 from aotlab.report.model.memory import MemoryCurve
 from aotlab.report.packing import unpack
 from aotlab.report.views import DRAWING, Views
@@ -66,6 +75,15 @@ class Report(Views["Report"]):
     run_names
         The names of the two runs that the table ``runs`` compares: the earlier run, and the run of this report. Empty
         for a report of one run.
+    rank, world_size
+        The number of the process in its distributed job, and the number of processes; None and 1 if the reports of the
+        processes are not gathered.
+    ended
+        The error that ended the block or script, in a gathered report; empty if there was no error.
+    rank_reports
+        The reports of the other ranks. Each table has their rows, too, with the number of the rank in a column.
+    rank_rows
+        The rows of the table ``ranks``.
     memory_curves
         The measured memory over time of the engines.
     applied_rows
@@ -107,6 +125,11 @@ class Report(Views["Report"]):
     engine_rows: tuple[EngineRow, ...] = ()
     run_names: tuple[str, ...] = ()
     run_rows: tuple[RunRow, ...] = ()
+    rank: int | None = None
+    world_size: int = 1
+    ended: str = ""
+    rank_reports: tuple[Report, ...] = ()
+    rank_rows: tuple[RankRow, ...] = ()
     notes: tuple[str, ...] = ()
     summary: Summary | None = None
 
@@ -115,13 +138,19 @@ class Report(Views["Report"]):
         return self
 
     @staticmethod
-    def record(name: str | None = None) -> AbstractContextManager[Views[Report]]:
+    def record(name: str | None = None, *, ranks: str | Path | None = None) -> AbstractContextManager[Views[Report]]:
         """Record what aotlab does during a ``with`` block, in all threads.
 
         Parameters
         ----------
         name
             A title for the report.
+        ranks
+            ``"gather"`` gathers the reports of all processes of a `torch.distributed` job when the block ends. Each
+            rank must enter the block. Rank 0's report then has the reports of the other ranks, and every table has a
+            column ``rank``. If a rank does not arrive within the timeout of the process group, rank 0's report names
+            the rank. A path names a folder into which each rank writes its report when the block ends; ``aotlab report
+            FOLDER`` reads it.
 
         Returns
         -------
@@ -129,7 +158,7 @@ class Report(Views["Report"]):
             A context manager that returns a `Recording`. During the block and after it, a recording has all attributes
             and methods of a report. ``recording.report()`` returns the report as a frozen `Report`.
         """
-        recording: AbstractContextManager[Views[Report]] = DRAWING["record"](name)
+        recording: AbstractContextManager[Views[Report]] = DRAWING["record"](name, ranks)
         return recording
 
     def with_timings(self, rows: Iterable[object]) -> Report:

@@ -232,6 +232,24 @@ export const readCode: Reader<Code> = record(() => ({
   text: text()
 }));
 
+export type Collective = {
+  readonly part: string;
+  readonly name: string;
+  readonly op: string;
+  readonly input_bytes: number;
+  readonly output_bytes: number;
+  readonly line: UserLine | null;
+};
+
+export const readCollective: Reader<Collective> = record(() => ({
+  part: text(),
+  name: text(),
+  op: text(),
+  input_bytes: number(),
+  output_bytes: number(),
+  line: maybe(readUserLine)
+}));
+
 export type CompiledGraph = {
   readonly kind: string;
   readonly name: string;
@@ -421,6 +439,7 @@ export type Graph = {
   readonly guards: ReadonlyArray<Guard>;
   readonly input_groups: ReadonlyArray<Group>;
   readonly storage_groups: ReadonlyArray<Group>;
+  readonly collectives: ReadonlyArray<Collective>;
   readonly random_ops: ReadonlyArray<string>;
   readonly static_since: string;
   readonly reused: boolean;
@@ -457,6 +476,7 @@ export const readGraph: Reader<Graph> = record(() => ({
   guards: list(readGuard),
   input_groups: list(readGroup),
   storage_groups: list(readGroup),
+  collectives: list(readCollective),
   random_ops: list(text()),
   static_since: text(),
   reused: flag(),
@@ -758,6 +778,36 @@ export const readPlaceholder: Reader<Placeholder> = record(() => ({
   kind: text()
 }));
 
+export type RankRow = {
+  readonly rank: number;
+  readonly reference: number;
+  readonly fact: string;
+  readonly frame: string | null;
+  readonly graph: number | null;
+  readonly part: string;
+  readonly subject: string;
+  readonly value: string;
+  readonly expected: string;
+  readonly change: string;
+  readonly sentence: string;
+  readonly suggestion: string;
+};
+
+export const readRankRow: Reader<RankRow> = record(() => ({
+  rank: number(),
+  reference: number(),
+  fact: text(),
+  frame: maybe(text()),
+  graph: maybe(number()),
+  part: text(),
+  subject: text(),
+  value: text(),
+  expected: text(),
+  change: text(),
+  sentence: text(),
+  suggestion: text()
+}));
+
 export type Ratio = {
   readonly over: string;
   readonly median: number;
@@ -818,6 +868,11 @@ export type Report = {
   readonly engine_rows: ReadonlyArray<EngineRow>;
   readonly run_names: ReadonlyArray<string>;
   readonly run_rows: ReadonlyArray<RunRow>;
+  readonly rank: number | null;
+  readonly world_size: number;
+  readonly ended: string;
+  readonly rank_reports: ReadonlyArray<Report>;
+  readonly rank_rows: ReadonlyArray<RankRow>;
   readonly notes: ReadonlyArray<string>;
   readonly summary: Summary | null;
 };
@@ -842,6 +897,11 @@ export const readReport: Reader<Report> = record(() => ({
   engine_rows: list(readEngineRow),
   run_names: list(text()),
   run_rows: list(readRunRow),
+  rank: maybe(number()),
+  world_size: number(1),
+  ended: text(),
+  rank_reports: list(readReport),
+  rank_rows: list(readRankRow),
   notes: list(text()),
   summary: maybe(readSummary)
 }));
@@ -1031,6 +1091,8 @@ export type Summary = {
   readonly apart: number;
   readonly runs: number;
   readonly runs_apart: number;
+  readonly apart_ranks: number;
+  readonly alone: string;
   readonly counts: Counts;
   readonly listed: number;
 };
@@ -1058,6 +1120,8 @@ export const readSummary: Reader<Summary> = record(() => ({
   apart: number(),
   runs: number(),
   runs_apart: number(),
+  apart_ranks: number(),
+  alone: text(),
   counts: readCounts,
   listed: number()
 }));

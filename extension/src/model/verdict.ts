@@ -50,6 +50,14 @@ export interface IChip {
   readonly tone?: 'warn' | 'write';
 }
 
+/** The chip about the differences between the ranks of a distributed job; none for a report of one process. */
+export function rankChips(gathered: Report): IChip[] {
+  const { alone, apart_ranks: count } = headOf(gathered);
+  const text = count > 0 ? `${amount(count, 'difference')} between the ranks` : 'same on all ranks';
+  const chip: IChip = alone === '' ? { tab: 'ranks', text } : { tab: 'ranks', text: alone, tone: 'warn' };
+  return gathered.world_size > 1 ? [chip] : [];
+}
+
 /** The chips beside the verdict. A chip whose count is 0 is left out. */
 export function chips(head: Head): IChip[] {
   const { counts } = head;

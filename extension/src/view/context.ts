@@ -25,6 +25,10 @@ export interface IEntry {
 export interface IContext {
   readonly source: ISource;
   readonly report: Report;
+  /** The report of all ranks of a distributed job, of which `report` is one; else `report` itself. */
+  readonly gathered: Report;
+  /** Show the report of another rank. */
+  readonly chooseRank: (rank: number) => void;
   /** The verdict on the report, and its counts. */
   readonly head: Head;
   /** All graphs of the report. */

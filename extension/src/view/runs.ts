@@ -15,6 +15,7 @@ const KINDS: readonly (readonly [title: string, remark: string, subject: string,
   ['Saved for backward', 'values of the same code, element type and sizes', 'value', ['saved']],
   ['Kernels', 'kernels whose source differs', 'kernel', ['kernel']],
   ['Graphs, node by node', 'nodes that differ', 'node', ['graph', 'node']],
+  ['Guards', 'guards that differ', 'guard of', ['guard']],
   ['Mutations and outputs', 'inputs and outputs that differ', 'of', ['mutation', 'output']],
   ['Versions and settings', '', 'of', ['run']]
 ];

@@ -13,6 +13,7 @@ import { inputsPanel } from './inputs';
 import { kernelsPanel } from './kernels';
 import { outputsPanel } from './outputs';
 import { overviewPanel } from './overview';
+import { ranksPanel } from './ranks';
 import { runsPanel } from './runs';
 import { savedPanel } from './saved';
 import { stagesPanel } from './stages';
@@ -36,6 +37,7 @@ export interface ITab {
 
 export const TABS: readonly ITab[] = [
   { name: 'overview', title: 'Overview', draw: overviewPanel, size: () => 1 },
+  { name: 'ranks', title: 'Ranks', draw: ranksPanel, size: (_, { world_size: size }) => size - 1, optional: true },
   { name: 'runs', title: 'Two runs', draw: runsPanel, size: ({ runs }) => runs, optional: true },
   { name: 'engines', title: 'Engines', draw: enginesPanel, size: ({ engines }) => engines, optional: true },
   {

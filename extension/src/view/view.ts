@@ -1,8 +1,9 @@
 /** Draw a report: the verdict, the environment, and tabs. When the source changes, the report is drawn again. */
 
+import { ReportSource } from '../live/source';
 import { frameCountsOf } from '../model/report';
 import type { Report } from '../model/report';
-import { chips, headOf, SYMBOLS } from '../model/verdict';
+import { chips, headOf, rankChips, SYMBOLS } from '../model/verdict';
 import type { Head } from '../model/verdict';
 import { amount, cutNotice, grouped } from '../model/words';
 import type { IDisposable, ISource } from '../source';
@@ -13,6 +14,7 @@ import { h, uniqueId } from './dom';
 import { foldButton, isFolded, setFolded } from './folded';
 import { graphFacts } from './graph';
 import { environmentText } from './overview';
+import { reportsOf } from './ranks';
 import { Clock, runningSteps, runningWords } from './running';
 import { Selection } from './selection';
 import type { ITarget } from './selection';
@@ -48,7 +50,42 @@ const ALL = '*';
  * such tabs.
  */
 export function mount(host: HTMLElement, source: ISource, open: (() => void) | null = null): IDisposable {
-  return new View(host, source, open);
+  return new Ranks(host, source, open);
+}
+
+/** A view of one rank of a distributed job at a time. A report of one process has one view. */
+class Ranks implements IDisposable {
+  private view: View;
+
+  constructor(
+    private readonly host: HTMLElement,
+    /** The source of the gathered report. */
+    private readonly source: ISource,
+    private readonly open: (() => void) | null
+  ) {
+    this.view = new View(host, source, open, this);
+  }
+
+  get gathered(): Report | null {
+    return this.source.reading.report;
+  }
+
+  /** Show a rank, and open a tab. */
+  choose(rank: number, tab: string): void {
+    const report = this.gathered?.rank_reports.find(each => each.rank === rank);
+    let source = this.source;
+    if (report !== undefined) {
+      const rankSource = new ReportSource();
+      rankSource.update({ reading: { report, problem: null, damage: [] } });
+      source = rankSource;
+    }
+    this.view.dispose();
+    this.view = new View(this.host, source, this.open, this, tab);
+  }
+
+  dispose(): void {
+    this.view.dispose();
+  }
 }
 
 class View implements IDisposable {
@@ -62,7 +99,6 @@ class View implements IDisposable {
   private readonly tables = new Map<string, ITableState>();
   private readonly unsubscribe: () => void;
   private readonly clock: Clock;
-  private tab = 'overview';
   private scope = ALL;
   private drawnReport: Report | null = null;
   private lastState: Pick<ISource, 'reading' | 'live'> | null = null;
@@ -70,7 +106,9 @@ class View implements IDisposable {
   constructor(
     host: HTMLElement,
     source: ISource,
-    private readonly open: (() => void) | null
+    private readonly open: (() => void) | null,
+    private readonly ranks: Ranks,
+    private tab = ''
   ) {
     this.source = source;
     this.whole = host.classList.contains('aotlab-whole');
@@ -187,6 +225,8 @@ class View implements IDisposable {
     }
     if (!same && report.run_rows.length > 0) {
       this.tab = 'runs';
+    } else if (this.tab === '') {
+      this.tab = report.world_size > 1 ? 'ranks' : 'overview';
     }
     const folded = this.isFolded(report);
     this.root.classList.toggle('al-folded', folded);
@@ -236,27 +276,30 @@ class View implements IDisposable {
     const running = this.drawnReport?.running ?? null;
     const tab = running === null ? 'verification' : 'overview';
     const status = { tab, text: `${SYMBOLS[head.state]} ${head.status}`, tone: 'status' };
-    const buttons = [status, ...chips(head)].map(({ tab, text, tone }) => {
-      const title = TABS.find(each => each.name === tab)?.title ?? tab;
-      const button = h(
-        'button',
-        {
-          type: 'button',
-          class: `al-chip al-${tone ?? 'plain'}`,
-          'data-chip': tab,
-          'data-key': `chip ${tab} ${tone ?? ''}`,
-          title: `Open ${title}`
-        },
-        ...(running !== null && tone === 'status'
-          ? [`${SYMBOLS.running} `, runningWords(running, this.source.live)]
-          : [text])
-      );
-      button.addEventListener('click', () => {
-        this.fold(false);
-        this.select(tab, true);
-      });
-      return button;
-    });
+    const gathered = this.ranks.gathered;
+    const buttons = [status, ...(gathered === null ? [] : rankChips(gathered)), ...chips(head)].map(
+      ({ tab, text, tone }) => {
+        const title = TABS.find(each => each.name === tab)?.title ?? tab;
+        const button = h(
+          'button',
+          {
+            type: 'button',
+            class: `al-chip al-${tone ?? 'plain'}`,
+            'data-chip': tab,
+            'data-key': `chip ${tab} ${tone ?? ''}`,
+            title: `Open ${title}`
+          },
+          ...(running !== null && tone === 'status'
+            ? [`${SYMBOLS.running} `, runningWords(running, this.source.live)]
+            : [text])
+        );
+        button.addEventListener('click', () => {
+          this.fold(false);
+          this.select(tab, true);
+        });
+        return button;
+      }
+    );
     return h(
       'div',
       { class: `al-verdict al-state-${head.state}`, role: 'group', 'aria-label': 'How it went' },
@@ -287,6 +330,7 @@ class View implements IDisposable {
       { class: 'al-environment' },
       live,
       h('span', { class: 'al-about', title: text }, text),
+      this.rankList(report),
       this.graphList(entries, graphs),
       this.openButton()
     );
@@ -361,6 +405,22 @@ class View implements IDisposable {
     return select;
   }
 
+  /** The list from which the reader chooses a rank of a distributed job. */
+  private rankList({ rank }: Report): HTMLElement | null {
+    const { gathered } = this.ranks;
+    if (gathered === null || gathered.rank_reports.length === 0) {
+      return null;
+    }
+    const select = h(
+      'select',
+      { class: 'al-select', 'aria-label': 'Which rank to show', 'data-key': 'ranks' },
+      ...reportsOf(gathered).map(each => h('option', { value: String(each.rank) }, `Rank ${each.rank}`))
+    );
+    select.value = String(rank);
+    select.addEventListener('change', () => this.ranks.choose(Number(select.value), this.tab));
+    return select;
+  }
+
   private emptyPanel({ name }: ITab): HTMLElement {
     return h('div', {
       role: 'tabpanel',
@@ -383,6 +443,8 @@ class View implements IDisposable {
     const context: IContext = {
       source: this.source,
       report,
+      gathered: this.ranks.gathered ?? report,
+      chooseRank: rank => this.ranks.choose(rank, this.tab),
       head: headOf(report),
       entries,
       chosen,

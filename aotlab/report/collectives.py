@@ -1,0 +1,33 @@
+"""Find the collectives of `torch.distributed` in the nodes of a graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from aotlab.report.compare import PARTS
+from aotlab.report.model import Collective, Node
+from aotlab.report.text import known_size
+
+#: Match the op of a functional collective; Dynamo and DTensor write all collectives as such ops.
+_COLLECTIVE = re.compile(r"(?:torch\.ops\.)?_c10d_functional(?:_autograd)?\.(\w+)(?:\.\w+)?")
+
+
+def collectives(nodes: Iterable[Node]) -> tuple[Collective, ...]:
+    """Return the collectives in the nodes of a compiled entry, in order."""
+    parts = {place: part for part, place in PARTS.items()}
+    bytes_of: dict[tuple[str, str, str], int] = {}
+    rows = []
+    for node in nodes:
+        place = node.stage, node.part
+        bytes_of[*place, node.name] = size = 0 if node.nbytes is None else known_size(node.nbytes)
+        op = _COLLECTIVE.fullmatch(node.target)
+        if place in parts and op is not None and op[1] != "wait_tensor":
+            input_bytes = sum(bytes_of.get((*place, name), 0) for name in node.inputs)
+            rows.append(
+                Collective(
+                    part=parts[place], name=node.name, op=op[1],
+                    input_bytes=input_bytes, output_bytes=size, line=node.line,
+                )
+            )  # fmt: skip
+    return tuple(rows)
