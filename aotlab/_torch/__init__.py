@@ -73,9 +73,10 @@ from aotlab._torch.cpp_guards import (
     restore_settings, tensor_guards,
 )
 from aotlab._torch.version_counters import (
-    BASE_GETTER, HOOKS_SETTER, VERSION_GETTER, base_of, first_view_copies, is_call_of_several_views, is_hooked,
-    is_leaf_by_its_base, is_one_of_several_views, is_over_another, is_strided_view, keeps_through_writes,
-    may_be_written, set_version, share_version, version_of, versions_of, was_made_in_function, was_made_under_no_grad,
+    BASE_GETTER, HOOKS_SETTER, VERSION_GETTER, base_of, first_view_copies, gradient_of, is_call_of_several_views,
+    is_hooked, is_leaf, is_leaf_by_its_base, is_one_of_several_views, is_over_another, is_strided_view,
+    keeps_through_writes, may_be_written, set_version, share_version, version_of, versions_of, was_made_in_function,
+    was_made_under_no_grad,
 )
 from aotlab._torch.saved_tensors import (
     CHECKPOINT, CHECKPOINT_CONTEXTS, SPENT_CACHE, cache_is_written, caches_kept, checkpoint_settings, hooks_are_foreign,

@@ -55,13 +55,29 @@ def is_hooked(tensor: Tensor) -> bool:
     return bool(tensor._backward_hooks) or tensor.retains_grad
 
 
+def is_leaf(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a leaf. If autograd refuses to give the history of a view, return False.
+
+    Autograd does so for a view that was made under ``no_grad`` and whose base was written afterwards.
+    """
+    try:
+        return bool(tensor.is_leaf)
+    except RuntimeError:
+        return False
+
+
+def gradient_of(tensor: Tensor) -> Tensor | None:
+    """Return the gradient of a leaf; None for another tensor, or if there is no gradient."""
+    return tensor.grad if is_leaf(tensor) else None
+
+
 def is_leaf_by_its_base(tensor: Tensor) -> bool:
     """Tell whether a tensor is a leaf that requires grad only because its base requires grad.
 
     For example, a view that was made under ``no_grad`` has no ``grad_fn``, but autograd takes its ``requires_grad``
     from its base.
     """
-    return tensor.is_leaf and tensor.requires_grad and _base_with_grad(tensor) is not None
+    return is_leaf(tensor) and tensor.requires_grad and _base_with_grad(tensor) is not None
 
 
 def keeps_through_writes(view: Tensor) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from aotlab._torch import gradient_of
 from aotlab.guards.user_code import is_users
 
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
@@ -77,10 +78,7 @@ def _add(names: Named, namespace: Mapping[str, Any], longest: int | None, home: 
             else:
                 names.setdefault(id(object_), (path, object_))
     for path, tensor in list(names.values())[count_before:]:
-        try:
-            gradient = tensor.grad if tensor.is_leaf else None
-        except RuntimeError:  # a view that became invalid when its base was written
-            continue
+        gradient = gradient_of(tensor)
         if gradient is not None:
             names.setdefault(id(gradient), (f"{path}.grad", gradient))
     for path, optimizer in optimizers.items():

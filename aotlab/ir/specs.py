@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aotlab._torch import shown_size, storage_key
+from aotlab._torch import is_leaf, shown_size, storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def spec_of(tensor: torch.Tensor, storages: StorageNumbers | None = None) -> Ten
         device=tensor.device,
         layout=tensor.layout,
         requires_grad=tensor.requires_grad,
-        is_leaf=tensor.is_leaf,
+        is_leaf=is_leaf(tensor),
         storage=number,
         storage_bytes=size_of(tensor.untyped_storage().nbytes()) if number is not None else None,
         nbytes=size_of(tensor.numel() * itemsize),

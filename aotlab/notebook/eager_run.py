@@ -250,8 +250,8 @@ class _Reader:
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_inference():
             raise _SeenError
         self.tensors[id(tensor)] = self._present.get(id(tensor), (name, tensor))
-        if tensor.is_leaf and tensor.grad is not None:
-            self.value(tensor.grad, f"{name}.grad", copied=True)
+        if (gradient := internals.gradient_of(tensor)) is not None:
+            self.value(gradient, f"{name}.grad", copied=True)
 
     def _parts(self, value: Any, name: str) -> None:
         module = isinstance(value, nn.Module)
@@ -415,9 +415,9 @@ class _Inputs:
         state = State(dtype=dtype)
         tensors = [(name, state.tensor(each, name)) for name, each in self.tensors]
         for (name, each), (_, copy) in zip(self.tensors, tensors, strict=True):
-            if each.is_leaf and each.grad is not None:
-                copy.grad = state.tensor(each.grad, f"{name}.grad")
-            if not each.is_leaf and each.retains_grad:
+            if (gradient := internals.gradient_of(each)) is not None:
+                copy.grad = state.tensor(gradient, f"{name}.grad")
+            if not internals.is_leaf(each) and each.retains_grad:
                 copy.retain_grad()
         # Copying an object adds the attribute `__slotnames__` to its class. The user could see it, so it is removed
         # from the classes that did not have it before.

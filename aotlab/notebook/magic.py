@@ -30,6 +30,7 @@ from IPython.core import magic_arguments
 from IPython.core.error import UsageError as ShellUsageError
 
 from aotlab import config
+from aotlab._torch import is_leaf
 from aotlab._torch.compiling import never_lost
 from aotlab.errors import DeviceError
 from aotlab.notebook import live
@@ -428,7 +429,7 @@ class Magic:
             # A tensor with a `grad_fn` cannot be moved, which would be an error. If the cell binds the tensor's name
             # again (as for the loss of an earlier run), the old tensor is not needed, and is not moved.
             for name in bound & namespace.keys():
-                if getattr(namespace[name], "grad_fn", None) is not None:
+                if isinstance(namespace[name], torch.Tensor) and not is_leaf(namespace[name]):
                     del namespace[name]
             return "" if device is None else move(namespace, device)
         except DeviceError as error:

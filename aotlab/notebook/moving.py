@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from aotlab._torch import pytree, storage_key
+from aotlab._torch import gradient_of, is_leaf, pytree, storage_key
 from aotlab.errors import DeviceError
 from aotlab.frontends.tensor_names import named_tensors
 from aotlab.report.text import data_size
@@ -79,7 +79,7 @@ def move(namespace: Mapping[str, Any], device: torch.device) -> str:
     ]
     names: dict[int, str] = {}
     for name, tensor in named:
-        gradient = tensor.grad if tensor.is_leaf else None
+        gradient = gradient_of(tensor)
         for each in (tensor, *beside.get(id(tensor), ()), *([] if gradient is None else [gradient])):
             names.setdefault(_storage(each, name), name)
     moving = [tensor for tensor in tensors if _over_any(tensor, names)]
@@ -165,7 +165,7 @@ def _check(tensor: Tensor, name: str) -> None:
         _refuse(name, "on the meta device, without data")
     if type(tensor) not in (Tensor, nn.Parameter):
         _refuse(name, f"a `{type(tensor).__name__}`")
-    if tensor.grad_fn is not None:
+    if not is_leaf(tensor):
         _refuse(name, f"computed on {tensor.device}, with an autograd history there")
     if tensor.is_inference() or tensor.is_neg():
         _refuse(name, "made in inference mode" if tensor.is_inference() else "a view with the negative bit")

@@ -189,7 +189,7 @@ class Watch:
         tensors = [(each.name, tensor) for each in self._watched if (tensor := each.tensor()) is not None]
         old = {id(tensor) for _, tensor in tensors}
         for name, tensor in tensors:
-            gradient = tensor.grad if tensor.is_leaf else None
+            gradient = internals.gradient_of(tensor)
             if gradient is not None and id(gradient) not in old:
                 info = tensor_info(spec_of(gradient, storages))
                 yield Input(name=f"{name}.grad", kind="new", tensor=info, mutates_data=False, mutates_metadata=False)

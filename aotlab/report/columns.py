@@ -437,11 +437,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         ),
         "phase": (_TEXT, "the activity, or torch's name for the phase of the compilation"),
         "stage": (_TEXT, "the kind in the table time to which the phase's own time belongs; kernel for a kernel"),
-        "start_ns": (
-            _COUNT,
-            "the begin of the phase, in ns since the recording began; in a report that was read from logs, since the "
-            "begin of the first phase",
-        ),
+        "start_ns": (_COUNT, "the begin of the phase, in ns since the recording (in logs: the first phase) began"),
         "duration_ns": (_COUNT, "wall time in ns"),
         "own_ns": (_COUNT, "wall time in ns without the phases inside of it; 0 for the work of other threads"),
         "thread": (_COUNT, "0 for the thread that compiles, a higher number for work at the same time"),

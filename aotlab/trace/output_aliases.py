@@ -146,8 +146,8 @@ class OutputReader:
         lost = item.base is not None or internals.is_one_of_several_views(output)
         if output.requires_grad:
             self.storage_notes.viewed_under_no_grad.add(item.storage)
-            differs = self.storage_notes.is_regenerated_differently(output)
-            lost = lost or differs or internals.was_made_under_no_grad(output)
+            lost = lost or internals.was_made_under_no_grad(output)
+            lost = lost or self.storage_notes.is_regenerated_differently(output)
         if lost:
             raise RunEagerly("output-before-write", output=self.names[i], base=f"`{item.name}`")
         # A view without a history is right even if the caller makes the base require grad later: autograd then
@@ -199,6 +199,8 @@ class OutputReader:
                 self._info(i, OutputType.IS_INPUT, k, ())
                 continue
             is_new_leaf = view_ops.is_new_leaf(output)
+            if internals.was_made_under_no_grad(output) and self.storage_notes.is_older(output):
+                self._precedes_write(i, item)  # before the history is read, which may raise
             if output.requires_grad and not is_new_leaf and not view_ops.is_view_of(output, item.traced):
                 raise RunEagerly("view-with-own-history", output=name, name=item.name)
             moved = item.version != internals.version_of(item.traced)

@@ -130,4 +130,5 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
 
 def is_new_leaf(output: Tensor) -> bool:
     """Tell whether ``output``, which is not an input, is a leaf that the function made to require grad."""
-    return output.requires_grad and output.is_leaf and internals.base_of(output) is None
+    # Reading `is_leaf` of a view that was made under `no_grad` may raise.
+    return output.requires_grad and internals.base_of(output) is None and output.is_leaf
