@@ -168,6 +168,7 @@ _cell(
     """,
     setup="import torch\nw = torch.ones(2, 3, requires_grad=True)",
     after=("y.backward()", "print(w, v, v.requires_grad, w.grad)"),
+    again=True,
 )
 _cell(
     "detach shares memory",

@@ -197,3 +197,22 @@ def test_gradients_are_laid_out_as_in_eager():
         return [(g.stride(), g.tolist(), g.untyped_storage() is sent.untyped_storage()) for g in got]
 
     assert found(compiled(window)) == found(window)
+
+
+def test_a_view_that_a_write_makes_invalid():
+    """Autograd refuses to read the history of such a view, in eager too. The notice names the view and its base."""
+
+    def program(w):
+        with torch.no_grad():
+            v = w[0]
+            v.mul_(2)
+            w[1] = 0
+        return (w * 3).sum(), v
+
+    function, w = compiled(program), leaf(2, 3)
+    with pytest.warns(RuntimeWarning, match=r"`out\[1\]` is a view of `w` that was made before a write"):
+        total, view = function(w)
+    assert view.data_ptr() == w.data_ptr()
+    assert torch.equal(total, (w * 3).sum())
+    with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+        view.is_leaf  # noqa: B018
