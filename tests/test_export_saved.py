@@ -103,6 +103,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         (("nodes", 1, "target"), "os::system"),
         (("nodes", 1, "target"), "builtins::eval"),
         (("nodes", 1, "target"), "aten::no_such_op"),
+        (("nodes", 1, "target"), "aten::from_file"),
         (("nodes", 1, "target"), "__class__::__init__.__globals__"),
         (("nodes", 1, "args", 0), {"node": "later"}),
         (("nodes", 1, "args", 0), {"torch": "load"}),

@@ -59,7 +59,8 @@ def save(path: str | Path, graph: fx.GraphModule, signature: GraphSignature | No
 def load(path: str | Path) -> tuple[fx.GraphModule, GraphSignature | None]:
     """Read a graph and its signature from a file that `save` wrote.
 
-    Raises `UsageError` if the file has another format, or names ops that are not registered.
+    Raises `UsageError` if the file has another format, names ops that are not registered, or names an op that reads or
+    writes a file (``aten::from_file``).
     """
     try:
         form = json.loads(Path(path).read_bytes())
@@ -183,4 +184,6 @@ def _target(name: str) -> Any:
     op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     if not isinstance(op, OpOverload):
         raise TypeError(f"`{name}` is not an op")
+    if any(argument.name == "filename" for argument in op._schema.arguments):
+        raise TypeError(f"`{name}` reads or writes a file, which a loaded graph must not do")
     return op
