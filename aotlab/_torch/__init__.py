@@ -107,7 +107,7 @@ from aotlab._torch.process_groups import store_of_job
 from aotlab._torch.structured_trace import compiling_without_caches, interned_files, structured_trace
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.callers_symbols import ADMITTED, error_for_symbols, guards_of_program, marked, symbols_among
-from aotlab._torch.sharded_tensors import shapes_computed_apart
+from aotlab._torch.sharded_tensors import is_mesh, shapes_computed_apart
 from aotlab._torch.wrapper_subclasses import (
     BACKWARD_OF_BAGS, MAKES_SPARSE, SPARSE, functionalization_again, functionalization_left_out, is_opaque, is_wrapper,
     make_wrapper, padding_of_lookup, parts_of, same_size, view_again,

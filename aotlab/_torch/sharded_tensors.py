@@ -13,6 +13,12 @@ from aotlab._torch.symbolic_sizes import is_symbolic
 from aotlab._torch.wrapper_subclasses import functionalization_left_out
 
 
+def is_mesh(value: object) -> bool:
+    """Tell whether a value is a `DeviceMesh`, which never changes. Dynamo passes it to a graph as an input."""
+    mesh = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", ())
+    return isinstance(value, mesh)
+
+
 @contextmanager
 def shapes_computed_apart() -> Iterator[None]:
     """Keep `DTensor`'s own computation of the shape of a result out of the trace, for the length of a block.

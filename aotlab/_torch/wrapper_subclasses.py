@@ -24,10 +24,7 @@ def is_wrapper(value: Any) -> bool:
 
 
 def is_opaque(value: Any) -> bool:
-    """Tell whether a value is one of torch's opaque objects, such as a `DeviceMesh`.
-
-    Dynamo passes them to a graph as inputs, and a wrapper subclass may have one among its inner attributes.
-    """
+    """Tell whether an inner attribute of a wrapper subclass is one of torch's opaque objects, and not a tensor."""
     return isinstance(value, OpaqueBase)
 
 

@@ -173,7 +173,7 @@ def value_facts(value: Any, name: str) -> ValueFacts:
             )
         return ValueFacts(type(value), value, by_identity=True, code=value.__code__)
     if (
-        internals.is_opaque(value)  # a `DeviceMesh` or process group, which torch does not change
+        internals.is_mesh(value)
         or isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType))
         or (isinstance(value, type) and is_library(value))
         or (isinstance(value, types.ModuleType) and is_library_module(value))
