@@ -105,7 +105,7 @@ def test_every_line_says_how_it_ran(told: Report) -> None:
     assert Tables(fragment(told)).of("The") == [
         ["1 %%aotcompile", "", ""],
         ["2 for step in range(3):\n3 \n4     # the heart of it", "python", "loops 3 times"],
-        ["5     x.mul_(2)\n6     y = x @ weight", "compiled", "lines 5–6: 2 graphs, 4 calls"],
+        ["5     x.mul_(2)\n6     y = x @ weight", "compiled", "lines 5–6: 2 graphs, 4 calls, traced directly"],
         ["7     print(y)", "python", "calls print"],
         ["8 z = x.t_()", "eager", WHY],
         ["9 last = 1", "not run", ""],
@@ -135,7 +135,7 @@ def test_lines_are_aligned_and_pieces_apart(told: Report) -> None:
     assert Tables(fragment(made)).of("The")[1] == [
         " 9 a = 1\n10 b = 2",
         "compiled",
-        "lines 5–6: 2 graphs, 4 calls; gone",
+        "lines 5–6: 2 graphs, 4 calls, traced directly; gone",
     ]
 
 
@@ -149,7 +149,7 @@ def test_graph_breaks_stand_with_their_lines(told: Report) -> None:
     )
     made = replace(told, frames=(replace(told.frames[0], refusals=()),), graph_break_rows=rows)
     assert Tables(fragment(made)).of("The")[2][2] == (
-        "lines 5–6: 2 graphs, 4 calls; Python took over at line 6: calls `x.t_`; "
+        "lines 5–6: 2 graphs, 4 calls, traced directly; Python took over at line 6: calls `x.t_`; "
         "Python took over at line 5: it logs, at tmp/u.py:8"
     )
     assert "3 graph breaks, where Python took over, first at line 6 (calls `x.t_`)." in made.verdict
@@ -157,7 +157,7 @@ def test_graph_breaks_stand_with_their_lines(told: Report) -> None:
     assert "first at line 5 (it logs, at tmp/u.py:8)." in other.verdict
     other = replace(made, graph_break_rows=rows[2:])
     assert "1 graph break, where Python took over, at tmp/u.py:9 (elsewhere)." in other.verdict
-    assert Tables(fragment(other)).of("The")[2][2] == "lines 5–6: 2 graphs, 4 calls"
+    assert Tables(fragment(other)).of("The")[2][2] == "lines 5–6: 2 graphs, 4 calls, traced directly"
 
 
 def test_reuse_is_said(told: Report) -> None:
@@ -168,10 +168,10 @@ def test_reuse_is_said(told: Report) -> None:
 
     first, second = told.frames[0].graphs
     text = of(replace(first, reused=True), replace(second, reused=True))
-    assert "lines 5–6</code>: 2 graphs, 4 calls, compiled in an earlier run<" in text
+    assert "lines 5–6</code>: 2 graphs, 4 calls, traced directly, compiled in an earlier run<" in text
     assert "compiled in an earlier run of the cell · training" in text
     assert "<td>compiled in an earlier run</td>" in text
-    assert "4 calls, 1 from an earlier run<" in of(replace(first, reused=True), second)
+    assert "4 calls, traced directly, 1 from an earlier run<" in of(replace(first, reused=True), second)
     assert "earlier run" not in of(first, second)
 
 
@@ -218,7 +218,7 @@ def test_all_of_it_is_escaped(told: Report, tell: Callable[..., Any]) -> None:
     )
     text = fragment(replace(told, cell=cell, frames=(replace(told.frames[0], name=evil),)))
     assert "<script" not in text
-    assert Tables(text).of("The") == [[f"1 {evil}", evil, f"{evil}: 2 graphs, 4 calls; {evil}"]]
+    assert Tables(text).of("The") == [[f"1 {evil}", evil, f"{evil}: 2 graphs, 4 calls, traced directly; {evil}"]]
 
 
 def test_a_large_cell_fits(told: Report) -> None:
