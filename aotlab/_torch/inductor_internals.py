@@ -223,10 +223,15 @@ def _distinguished(module: fx.GraphModule) -> contextlib.AbstractContextManager[
     """Change the key of Inductor's cache on disk, so that kernels are used only if they were compiled in the same way.
 
     Inductor's own key contains neither our corrections, which are in this file, nor the positions of the outputs whose
-    strides must be kept.
+    strides must be kept. A graph that holds an object, such as the packed weights of a quantized layer, is not cached,
+    because Inductor cannot compute a key from the object.
     """
+    from torch._inductor import config as inductor_config
     from torch.compiler import config
 
+    constants = (getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr"))
+    if any(isinstance(each, torch.ScriptObject) for each in constants):
+        return inductor_config.patch(fx_graph_cache=False)  # type: ignore[no-any-return]
     visible = module.graph.output_node().meta.get("user_visible_output_idxs")
     tag = f"{config.cache_key_tag}aotlab: {_corrections()}, {visible}"
     return config.patch(cache_key_tag=tag)  # type: ignore[attr-defined,no-any-return]

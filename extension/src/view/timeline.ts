@@ -393,7 +393,8 @@ function axisMarks(spans: readonly ISpan[], height: number): SVGElement[] {
     }
     for (let tick = Math.ceil(span.start / step) * step; tick <= span.end; tick += step) {
       const at = place(tick, [span]);
-      if (at - last >= 6 && at < 96) {
+      // A label takes up to 40 pixels to the right of its line.
+      if (at - last >= 6 && at < 92) {
         last = at;
         const x = percent(at);
         const line = svg('line', { x1: x, x2: x, y1: 4, y2: height });
