@@ -283,7 +283,7 @@ test('the cell’s lines say how they ran in words, with the reason once', () =>
   assert.deepEqual(ran, [
     ['%%aotcompile', '', ''],
     ['import torch', '○ python', 'an import'],
-    ['x.add_(1)', '● compiled', ''],
+    ['x.add_(1)', '● compiled', 'traced directly'],
     ['loss.backward()', '✕ not run', 'an error came first']
   ]);
 });
