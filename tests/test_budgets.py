@@ -24,7 +24,7 @@ LIMITS = {
     "export": 654,
     "fallbacks": 42,
     "frontends": 898,
-    "guards": 1_686,
+    "guards": 1_688,
     "ir": 443,
     "maintenance": 3_193,
     "notebook": 4_614,

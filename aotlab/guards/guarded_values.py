@@ -161,7 +161,7 @@ class Function:
 
     def difference(self, current: Any, path: str) -> tuple[str, str]:
         """Return ``path``, and a text about the present value."""
-        return path, "is missing" if current is MISSING else "is another object"
+        return path, "is missing" if current is MISSING else "is not the same function"
 
 
 def is_stateless(value: Any) -> TypeGuard[types.FunctionType]:

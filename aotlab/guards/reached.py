@@ -14,7 +14,7 @@ from operator import attrgetter, contains, getitem, is_
 from types import CellType, CodeType
 from typing import Any, Literal, NamedTuple
 
-from aotlab.guards.guarded_values import MISSING, WITH_SLOTS, Array, Names, Value, same_value, shown
+from aotlab.guards.guarded_values import MISSING, WITH_SLOTS, Array, Function, Names, Value, same_value, shown
 
 SlotKind = Literal["parameter", "buffer", "input"]
 #: A function that takes a value and returns the name by which generated code refers to this value.
@@ -197,6 +197,8 @@ class Reached:
             return f"{', '.join(names)} {'are the same objects' if len(names) > 1 else 'is the same object'}"
         if isinstance(self.expected, Value) and self.expected.is_plain:
             return f"{_quoted(self.name)} is {shown(self.expected.value)}"
+        if isinstance(self.expected, Function):
+            return f"{_quoted(self.name)} has the same code"
         contents = "" if isinstance(self.expected, Value) else " with the same contents"
         return f"{_quoted(self.name)} is the same object{contents}"
 

@@ -199,8 +199,8 @@ class OutputReader:
                 self._info(i, OutputType.IS_INPUT, k, ())
                 continue
             is_new_leaf = view_ops.is_new_leaf(output)
-            if internals.was_made_under_no_grad(output) and self.storage_notes.is_older(output):
-                self._precedes_write(i, item)  # before the history is read, which may raise
+            if internals.was_made_under_no_grad(output):
+                self._precedes_write(i, item)  # refuses a view that a write made invalid: reading its history raises
             if output.requires_grad and not is_new_leaf and not view_ops.is_view_of(output, item.traced):
                 raise RunEagerly("view-with-own-history", output=name, name=item.name)
             moved = item.version != internals.version_of(item.traced)
