@@ -30,6 +30,7 @@ from aotlab.notebook.classify import PLAIN_METHODS, PLAIN_TORCH, PURE_BUILTINS
 from aotlab.verification import Comparison, Observation, eager, judge
 from aotlab.verification.clones import State, random_state_restored
 from aotlab.verification.float64 import Float64Appeal
+from aotlab.verification.judgement import EXACT
 from aotlab.verification.observables import Candidate, described
 
 _PLAIN = (
@@ -353,12 +354,13 @@ class EagerRun:
         appeal = None
         if self._before is not None:
             appeal = Float64Appeal(self._again, eager, self._yardstick).appeal(0, self._expected)
-        rows = judge(self._expected, actual, tolerance="exact" if self._exact else "close", appeal=appeal)
+        rows = judge(self._expected, actual, tolerance="rounded" if self._exact else "close", appeal=appeal)
+        inexact = any(row.tolerance != EXACT for row in rows if row.kind == "value")
         told = {each.name for each in actual.tensors if each.role == "output" or each.version_moved}
         told |= {each.name for each in actual.leaves}
         unique: dict[tuple[object, ...], Comparison] = {}
         for row in rows:
-            rounded = not self._exact and row.kind == "python value" and _nearly(row)
+            rounded = inexact and row.kind == "python value" and _nearly(row)
             if (not row.equal and not rounded) or (row.kind in ("value", "python value") and row.subject in told):
                 row = replace(row, equal=True, sentence="") if rounded else row
                 unique.setdefault((row.kind, row.subject, row.equal), row)

@@ -365,7 +365,7 @@ class CapturedGraph:
                     args,
                     candidate=by_entry,
                     calls=1,
-                    tolerance="exact" if exact else "close",
+                    tolerance="rounded" if exact else "close",
                     yardstick=None if exact else self.yardstick,
                 )
         except Exception as error:  # noqa: BLE001  # an entry whose inputs cannot be copied is used unverified

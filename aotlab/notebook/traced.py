@@ -378,7 +378,7 @@ class TracedFunction:
                 candidate=lambda _: on_copies(serve),
                 reference=lambda _: on_copies(self.function),
                 calls=1,
-                tolerance="exact" if exact else "close",
+                tolerance="rounded" if exact else "close",
                 yardstick=None if exact else lambda _: on_copies(torch.compile(self.function, dynamic=False)),
             )
         return verification.comparisons

@@ -26,6 +26,10 @@ def duration(ns: int | None) -> str:
     return f"{ns} ns"
 
 
+#: The rule by which values are compared if they are not equal bit for bit, but the compiled code only rounds differently.
+ROUNDED = "up to rounding"
+
+
 def tolerance_words(rows: Sequence[Any]) -> str:
     """Write the tolerances with which values were compared, and the largest differences.
 

@@ -11,7 +11,7 @@ from typing import Literal, cast, get_args
 
 from aotlab.report.engines import UPSTREAM, serving
 from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report, TimingRow
-from aotlab.report.text import RECOMPILE_LIMIT, amount, duration, first_line, listed, place_in
+from aotlab.report.text import RECOMPILE_LIMIT, ROUNDED, amount, duration, first_line, listed, place_in
 
 State = Literal["verified", "unverified", "different", "partly", "nothing", "idle", "running"]
 
@@ -231,6 +231,8 @@ def _verified(report: Report) -> tuple[State, str]:
     if not rows:
         return "unverified", "not verified"
     compared = amount(len(rows), "observable")
+    if rounded := sum(row.tolerance == ROUNDED for row in rows):
+        compared += f" ({rounded:,} {ROUNDED})"
     different = [row for row in rows if not row.equal]
     if different:
         return "different", f"NOT equal to eager: {len(different)} of {compared} differ"

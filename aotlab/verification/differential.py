@@ -129,7 +129,7 @@ def compare(
     backward, calls
         As in `verify`.
     tolerance
-        ``"exact"`` or ``"close"``.
+        ``"exact"``, ``"rounded"`` or ``"close"``, as in `aotlab.verification.judgement.judge`.
     yardstick
         Another function that turns ``fn`` into a callable. It is used only with ``tolerance="close"``. The error of the
         candidate against a float64 run may be twice the error of the callable that ``yardstick`` makes.

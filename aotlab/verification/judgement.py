@@ -7,16 +7,21 @@ from typing import Any, Literal
 
 import torch
 
+from aotlab.report.text import ROUNDED
 from aotlab.verification.comparisons import Comparison
 from aotlab.verification.float64 import Appeal
 from aotlab.verification.observables import FinalState, Gradient, Observation, TensorState
 from aotlab.verification.values import close, distance, identical, same_sum
 
-#: How values are compared: bit for bit, or with the tolerance for compilers that reorder arithmetic.
-Tolerance = Literal["exact", "close"]
+#: How values are compared: bit for bit, up to rounding, or with the tolerance for compilers that reorder arithmetic.
+Tolerance = Literal["exact", "rounded", "close"]
 
 #: By how many units in the last place two sums of the same few terms may differ if they add the terms in another order.
 SUMMATION = 8
+
+#: With the tolerance ``"rounded"``, values may differ by at most this many units in the last place of the largest
+#: element. A kernel that reads memory in another order, or that is vectorized differently, rounds differently.
+ROUNDING = 8
 
 #: The names of two of the rules by which values are compared. `Float64Appeal` gives the other rules their names.
 EXACT = "bit for bit"
@@ -36,7 +41,6 @@ def judge(
     messages: bool = False,
     exact_gradients: bool = True,
     terse: bool = False,
-    units: int = 0,
 ) -> list[Comparison]:
     """Compare two observations of one call, observable by observable.
 
@@ -51,7 +55,9 @@ def judge(
     call
         The number of the call, from 1.
     tolerance
-        ``"exact"`` compares values bit for bit, ``"close"`` with ``torch.testing.assert_close``.
+        ``"exact"`` compares values bit for bit, ``"close"`` with ``torch.testing.assert_close``. ``"rounded"`` compares
+        everything as ``"exact"`` does, but values may differ by `ROUNDING` units in the last place of the largest
+        element. So a caller can distinguish another rounding from a wrong value.
     appeal
         Decides about a value that the tolerance rejects; see `aotlab.verification.float64`. Without ``appeal``, a
         rejected value is a difference.
@@ -63,17 +69,14 @@ def judge(
         largest element, or of 1 if all elements are smaller, because larger terms of a sum may cancel.
     terse
         Leave out the observables that are equal, because their texts take most of the time of a comparison.
-    units
-        Allow a difference of this many units in the last place of the largest element, in every value. So a caller can
-        distinguish another rounding from a wrong value.
     """
     comparer = _Comparer(
         call=call,
-        exact=tolerance == "exact",
+        exact=tolerance != "close",
+        rounded=tolerance == "rounded",
         appeal=appeal,
         exact_gradients=exact_gradients,
         terse=terse,
-        units=units,
     )
     if actual.failure is not None and actual.failure.refused is not None:
         comparer.add("refused", "call", str(expected.failure or "no refusal"), str(actual.failure), False)
@@ -127,7 +130,7 @@ def judge(
 class _Comparer:
     """Collects the comparisons of one call in ``rows``. Its methods compare one group of observables each.
 
-    `judge` explains the arguments; ``exact`` is True for the tolerance ``"exact"``.
+    `judge` explains the arguments; ``exact`` is True for the tolerances ``"exact"`` and ``"rounded"``.
     """
 
     def __init__(
@@ -135,15 +138,15 @@ class _Comparer:
         *,
         call: int,
         exact: bool,
+        rounded: bool,
         appeal: Appeal | None,
         exact_gradients: bool,
         terse: bool = False,
-        units: int = 0,
     ) -> None:
         self.call = call
         self.exact = exact
         self.exact_gradients = exact_gradients
-        self.units = units
+        self.rounded = rounded
         self.appeal = appeal
         self.terse = terse
         self.rows: list[Comparison] = []
@@ -276,18 +279,18 @@ class _Comparer:
         if not self.exact:
             same = close(left, right)
         elif kind in _SUMS:
-            same = same_sum(left, right, self.units) or (
+            same = same_sum(left, right, 0) or (
                 not self.exact_gradients and same_sum(left, right, SUMMATION, least=1.0)
             )
-        elif self.units and (left.is_floating_point() or left.is_complex()):
-            same = same_sum(left, right, self.units)
         else:
             same = identical(left, right)
+        if not same and self.rounded and (left.is_floating_point() or left.is_complex()):
+            same, rule = same_sum(left, right, ROUNDING), ROUNDED
         if not same and self.appeal is not None:
             same, rule = self.appeal(key, right)
         if same and self.terse:
             return
-        absolute, relative = (0.0, 0.0) if same and self.exact else distance(left, right)
+        absolute, relative = (0.0, 0.0) if same and rule == EXACT else distance(left, right)
         sentence = "" if same else _where(kind, subject, left, right)
         measured = {"tolerance": rule, "absolute": absolute, "relative": relative}
         self.add(kind, subject, _preview(left), _preview(right), same, sentence, **measured)

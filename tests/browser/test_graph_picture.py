@@ -183,6 +183,7 @@ def test_the_first_picture_is_there_at_once(browser: Any, tmp_path: Path) -> Non
     times = []
     for _ in range(TRIES):
         opened.goto(path.as_uri())
+        opened.locator("[data-tab=graph]").wait_for()  # the page draws its tabs after the navigation ends
         times.append(
             opened.evaluate(
                 """() => new Promise(done => {

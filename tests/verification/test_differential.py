@@ -414,6 +414,22 @@ def test_bit_for_bit():
     assert not against(make(1.001), make(1.0), tolerance="close")
 
 
+@pytest.mark.parametrize(("units", "accepted"), [(0, True), (3, True), (9, False)])
+def test_another_rounding_is_accepted_and_named(units: int, accepted: bool) -> None:
+    """With the tolerance "rounded", a few units in the last place are accepted, and only they: no other strides."""
+
+    def of(factor: float) -> Callable[..., Any]:
+        return lambda x, y: (x.detach() * 0 + factor, y.int())
+
+    result = against(of(1.0 + units * 2.0**-23), of(1.0), tolerance="rounded", calls=1)
+    assert result.ok == accepted
+    rules = {row.subject: row.tolerance for row in result.comparisons if row.kind == "value"}
+    assert (rules["out[0]"], rules["out[1]"]) == ("up to rounding" if units else "bit for bit", "bit for bit")
+    assert against(of(1.0 + units * 2.0**-23), of(1.0), calls=1).ok == (units == 0)
+    assert not against(Broken.wrong_strides, tolerance="rounded")
+    assert not against(lambda x, y: (x.detach() * 0 + 1.0, y.int() + 1), of(1.0), tolerance="rounded", calls=1)
+
+
 def noisy(scale: float) -> Callable[..., Any]:
     """Make a mean of float16 numbers with an error of ``scale``. In float64 there is no error."""
 

@@ -26,7 +26,7 @@ from aotlab.maintenance.op_database.engines import BehindDynamo, Direct, DynamoA
 from aotlab.maintenance.op_database.variants import CASES, Case, Variant, cases_of
 from aotlab.verification.clones import Cloner, random_state_restored, restored
 from aotlab.verification.comparisons import Comparison
-from aotlab.verification.judgement import judge
+from aotlab.verification.judgement import Tolerance, judge
 from aotlab.verification.observables import Candidate, Observation, eager, observe
 
 
@@ -88,10 +88,6 @@ _NO_CASES = {"out": "its results are not dense tensors, so there is no `out` to 
 
 #: The kinds of observables that depend on the values of tensors.
 _VALUES = frozenset(("value", "gradient", "random state"))
-
-#: If values differ by at most this many units in the last place of the largest element, only the rounding differs. A
-#: kernel that reads memory in another order, or that is vectorized differently, rounds sums of products differently.
-_ROUNDING = 8
 
 #: How often each function is called. The second call uses the entry that the first call made.
 _CALLS = 2
@@ -188,7 +184,7 @@ def _judge_case(case: Case, entry: str, engine: Engine) -> tuple[Outcome, str]:
             unstable = not values or not _agrees_with_itself(case, expected)
             if unstable:
                 wrong = []
-            elif all(row.equal for row in _compare(expected, actual, units=_ROUNDING)):
+            elif all(row.equal for row in _compare(expected, actual, tolerance="rounded")):
                 wrong, rounded = [], wrong[0].sentence
         refused = next((row for row in wrong if row.kind == "refused"), None)
         written = next((row for row in wrong if row.kind == "mutated before refusal"), None)
@@ -255,10 +251,10 @@ def _observe_by(case: Case, engine: Engine) -> list[Observation]:
         engine.close()
 
 
-def _compare(expected: list[Observation], actual: list[Observation], *, units: int = 0) -> list[Comparison]:
+def _compare(expected: list[Observation], actual: list[Observation], *, tolerance: Tolerance = "exact") -> list[Comparison]:
     numbered = enumerate(zip(expected, actual, strict=True), start=1)
     pages = [
-        judge(left, right, call=number, messages=True, exact_gradients=False, units=units)
+        judge(left, right, call=number, messages=True, exact_gradients=False, tolerance=tolerance)
         for number, (left, right) in numbered
     ]
     return list(itertools.chain.from_iterable(pages))
