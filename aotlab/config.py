@@ -56,6 +56,11 @@ open: Literal["report", "verdict"] = "report"
 #: sets it to False.
 save_runs: bool = os.environ.get("AOTLAB_RUNS", "").lower() != "off"
 
+#: Whether graphs that Inductor compiles for aotlab are stored in Inductor's cache on disk, so that later processes take
+#: them from there. ``aotlab doctor`` shows the folder. The environment variable ``AOTLAB_CACHE=off`` sets it to False.
+#: (Torch's own switch, ``TORCHINDUCTOR_FX_GRAPH_CACHE=0``, holds for aotlab's graphs, too.)
+cache: bool = os.environ.get("AOTLAB_CACHE", "").lower() != "off"
+
 #: The rare cases that are compiled, by the name of their file in `aotlab.quirks`. A call that needs a quirk that is not
 #: in this list runs eagerly.
 quirks: tuple[str, ...] = (

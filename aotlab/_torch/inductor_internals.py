@@ -113,6 +113,7 @@ def inductor_compile(
     exact_random: bool,
     max_autotune: bool,
     shows_passes: bool,
+    cached: bool,
 ) -> Any:
     """Compile one graph with Inductor's ``compile_fx_inner`` and return its boxed callable.
 
@@ -120,9 +121,11 @@ def inductor_compile(
     Inductor's number for the graph. ``shared`` holds the settings that the forward and the backward of one entry have
     in common. If ``shared`` is empty, this function fills it. With ``exact_random``, random ops draw from torch's
     generators, as in eager. Otherwise Inductor computes random numbers from seeds. With ``shows_passes``, the graph is
-    changed by Inductor's passes even if Inductor takes the kernels from its cache on disk.
+    changed by Inductor's passes even if Inductor takes the kernels from its cache on disk. ``cached`` says whether
+    Inductor may use that cache.
 
-    The result has the attribute ``from_cache``, which says whether Inductor took the kernels from there.
+    The result has two attributes. ``from_cache`` says whether Inductor took the kernels from there. ``cache_key`` is
+    the graph's key in the cache and a text about each part of the key; it is None if the graph is not stored.
     """
     from torch._inductor import config, debug, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
@@ -145,7 +148,7 @@ def inductor_compile(
         _lowered(module),
         _falling_back(),
         _writes_before_reads(),
-        _distinguished(module),
+        _distinguished(module, cached=cached),
     ):
         hits = _cache_hits()
         compiled: Any = compile_fx_inner(
@@ -158,6 +161,8 @@ def inductor_compile(
             **shared,
         )
         compiled.from_cache = _cache_hits() > hits
+        key = getattr(compiled, "_fx_graph_cache_key", None)
+        compiled.cache_key = key and (key, tuple(compiled._fx_graph_cache_debug_lines or ()))
         if compiled.from_cache and shows_passes:
             _apply_passes(module, inputs, is_inference=is_inference)
         return compiled
@@ -219,18 +224,18 @@ def _writes_before_reads() -> Iterator[None]:
         yield
 
 
-def _distinguished(module: fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
+def _distinguished(module: fx.GraphModule, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
     """Change the key of Inductor's cache on disk, so that kernels are used only if they were compiled in the same way.
 
     Inductor's own key contains neither our corrections, which are in this file, nor the positions of the outputs whose
     strides must be kept. A graph that holds an object, such as the packed weights of a quantized layer, is not cached,
-    because Inductor cannot compute a key from the object.
+    because Inductor cannot compute a key from the object. Without ``cached``, no graph is cached.
     """
     from torch._inductor import config as inductor_config
     from torch.compiler import config
 
     constants = (getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr"))
-    if any(isinstance(each, torch.ScriptObject) for each in constants):
+    if not cached or any(isinstance(each, torch.ScriptObject) for each in constants):
         return inductor_config.patch(fx_graph_cache=False)  # type: ignore[no-any-return]
     visible = module.graph.output_node().meta.get("user_visible_output_idxs")
     tag = f"{config.cache_key_tag}aotlab: {_corrections()}, {visible}"

@@ -24,8 +24,8 @@ class KernelSource:
 
     ``source`` is the text of the kernel or of the call. ``graph`` is the name of the compiled graph, and ``nodes`` are
     the names of its nodes that the kernel computes. ``from_cache`` says whether the compiler took the kernel's graph
-    from its cache on disk. ``measures`` are numbers about the compiled kernel (its registers, for example), each with
-    the name that a report shows.
+    from its cache on disk; if it uses a cache and did not, ``cache_miss`` says why. ``measures`` are numbers about the
+    compiled kernel (its registers, for example), each with the name that a report shows.
     """
 
     name: str
@@ -34,6 +34,7 @@ class KernelSource:
     graph: str = ""
     nodes: tuple[str, ...] = ()
     from_cache: bool = False
+    cache_miss: str = ""
     measures: tuple[tuple[str, int], ...] = ()
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import config, events
 from aotlab._torch import FakeTensorMode, HigherOrderOperator
+from aotlab.backends import kernel_cache
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
 from aotlab.backends.numbers import numbers_as_tensors, takes_numbers
 from aotlab.capture.signals import RunEagerly
@@ -147,7 +148,9 @@ class InductorBackend(Backend):
                 exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
                 max_autotune=self._max_autotune,
                 shows_passes=events.listening(),
+                cached=config.cache and kernel_cache.is_ours(),
             )
+            compiled.cache_miss = "" if compiled.from_cache else kernel_cache.miss(compiled.cache_key)
         return _adapted(compiled, floats, groups, request.visible_outputs) if floats or groups is not None else compiled
 
     def source(self, compiled: Any) -> str | None:
@@ -160,7 +163,8 @@ class InductorBackend(Backend):
         source = self.source(compiled)
         origins = json.loads(getattr(compiled, "inductor_provenance_mapping_str", None) or "{}")
         kernels = () if source is None else kernels_in(source, origins.get("cppCodeToPost", {}))
-        return tuple(replace(kernel, from_cache=compiled.from_cache) for kernel in kernels)
+        facts = {"from_cache": compiled.from_cache, "cache_miss": compiled.cache_miss}
+        return tuple(replace(kernel, **facts) for kernel in kernels)
 
 
 def kernels_announced(entry: int, engine: str = "aotlab") -> AbstractContextManager[None]:
@@ -263,7 +267,7 @@ def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | No
         return results
 
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
-    for name in ("source_code", "inductor_provenance_mapping_str", "from_cache"):
+    for name in ("source_code", "inductor_provenance_mapping_str", "from_cache", "cache_miss"):
         setattr(call, name, getattr(compiled, name, None))
     return call
 

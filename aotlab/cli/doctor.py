@@ -5,7 +5,6 @@ Each check tests one requirement. `examine` turns an exception of a check into a
 
 from __future__ import annotations
 
-import getpass
 import importlib.metadata
 import importlib.util
 import json
@@ -293,7 +292,10 @@ def check_triton() -> Finding:
 
 def check_caches() -> Finding:
     """Check that Inductor's cache folder for compiled kernels is writable; show its size and its number of graphs."""
-    folder = inductor_cache()
+    from aotlab import config
+    from aotlab.backends import kernel_cache
+
+    folder = kernel_cache.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -303,7 +305,14 @@ def check_caches() -> Finding:
             subject="kernel cache",
             status="problem",
             seen=f"{folder} cannot be written to ({error.strerror})",
-            advice="set TORCHINDUCTOR_CACHE_DIR to a folder of your own",
+            advice=kernel_cache.ADVICE,
+        )
+    if problem := kernel_cache.strangers(folder):
+        return Finding(
+            subject="kernel cache",
+            status="problem",
+            seen=f"{folder}: {problem}, so aotlab takes no compiled graphs from it",
+            advice=kernel_cache.ADVICE,
         )
     free = shutil.disk_usage(folder).free / 1e9
     if free < 1:
@@ -316,6 +325,10 @@ def check_caches() -> Finding:
     sizes = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
     graphs = sum(folder / "fxgraph" in file.parents for file in sizes)
     seen = f"{folder} ({graphs} graphs, {sum(sizes.values()) / 1e6:.0f} MB; {free:.0f} GB free)"
+    if not config.cache:
+        return Finding(
+            subject="kernel cache", status="note", seen=f"off for aotlab's graphs (aotlab.config.cache); {seen}"
+        )
     return Finding(subject="kernel cache", status="ok", seen=seen)
 
 
@@ -331,15 +344,6 @@ def check_assertions() -> Finding:
             advice="set aotlab.config.debug_assert = False before measuring anything",
         )
     return Finding(subject="debug assertions", status="ok", seen="off (aotlab.config.debug_assert)")
-
-
-def inductor_cache() -> Path:
-    """Return the folder in which Inductor caches compiled code. Torch has no public function for this."""
-    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
 
 
 def check_engine() -> Finding:

@@ -275,6 +275,7 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
             # Inductor moves nodes that must run in a fixed order to a separate graph, and gives them this prefix.
             nodes=tuple(dict.fromkeys(name.removeprefix("subgraph_") for name in kernel.nodes)),
             from_cache=kernel.from_cache,
+            cache_miss=kernel.cache_miss,
             **dict(kernel.measures),
         )
         for graph in graphs

@@ -352,6 +352,7 @@ def _kernel_rows(report: Report) -> Iterator[Row]:
                 "language": row.language,
                 "source": row.source,
                 "from_cache": row.from_cache,
+                "cache_miss": row.cache_miss,
                 "registers": row.registers,
                 "shared_bytes": row.shared_bytes,
                 "spilled_bytes": row.spilled_bytes,

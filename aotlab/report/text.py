@@ -26,7 +26,7 @@ def duration(ns: int | None) -> str:
     return f"{ns} ns"
 
 
-#: The rule by which values are compared if they are not equal bit for bit, but the compiled code only rounds differently.
+#: The rule for values that are not equal bit for bit, but differ only because the compiled code rounds differently.
 ROUNDED = "up to rounding"
 
 

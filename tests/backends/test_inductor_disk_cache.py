@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +18,7 @@ from torch import fx
 
 import aotlab
 from aotlab._torch import inductor_internals
+from aotlab.backends import kernel_cache
 from aotlab.report import Report
 
 
@@ -145,3 +151,115 @@ def test_a_damaged_cache_is_compiled_again(damage: Callable[[bytes], bytes]) -> 
         counters.clear()
         assert torch.equal(expected, aotlab.compile(lambda x: x.sin() + 2)(x))
         assert counters["inductor"]["fxgraph_cache_hit"] == 0
+
+
+def _misses(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> set[str]:
+    """Compile a function, and return the column ``cache_miss`` of its kernels."""
+    with Report.record() as recording:
+        aotlab.compile(function)(*args)
+    return set(recording.report().kernels.cache_miss)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let Inductor use an empty folder, and forget the graphs that it has loaded."""
+    from torch._inductor.utils import clear_caches
+
+    clear_caches()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_miss_names_the_parts_of_the_key_that_differ() -> None:
+    """The report compares the key with the nearest stored key. A hit has no reason."""
+    from torch._inductor import config as inductor_config
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 2
+
+    assert _misses(function, torch.ones(3)) == {"the cache on disk was empty"}
+    assert _misses(function, torch.ones(3)) == {""}
+    sizes = "input 0 (its sizes, strides, dtype or device)"
+    assert _misses(function, torch.ones(4, 5)) == {f"the nearest graph on disk differs in {sizes}"}
+    with inductor_config.patch(max_fusion_size=7):
+        assert _misses(function, torch.ones(3)) == {
+            "the nearest graph on disk differs in Inductor's setting `max_fusion_size`"
+        }
+        # the nearest graph was compiled with this setting
+        assert _misses(function, torch.ones(9, 9)) == {f"the nearest graph on disk differs in {sizes}"}
+    assert _misses(lambda x: x.cos() + 2, torch.ones(3)) == {"no graph with the same ops and constants was on disk"}
+
+
+def test_foreign_files_beside_the_keys_are_ignored(cache: Path) -> None:
+    """Files that are cut, hostile, too large or no records of keys change nothing, and a full folder is bounded."""
+    _misses(lambda x: x.sin() + 2, torch.ones(3))
+    folder = cache / "aotlab"
+    (key,) = folder.iterdir()
+    stored = json.loads(key.read_text())
+    assert stored["gm"]
+    (folder / "cut.json").write_text(key.read_text()[:100])
+    (folder / "pickled.json").write_bytes(pickle.dumps({"gm": "x"}))
+    (folder / "list.json").write_text("[1, 2]")
+    (folder / "numbers.json").write_text('{"gm": 1}')
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "large.json").write_text(json.dumps({"gm": "x" * 300_000}))
+    assert _misses(lambda x: x.sin() + 2, torch.ones(4)) == {
+        "the nearest graph on disk differs in input 0 (its sizes, strides, dtype or device)"
+    }
+    for at in range(80):
+        (folder / f"{at}.json").write_text('{"gm": "another"}')
+    _misses(lambda x: x.sin() + 2, torch.ones(5))
+    assert len(list(folder.iterdir())) == kernel_cache.MOST
+
+
+def test_the_cache_can_be_switched_off(cache: Path) -> None:
+    """With ``config.cache = False`` no graph is stored, and none is taken."""
+    with aotlab.config.patch(cache=False):
+        for _ in range(2):
+            assert _misses(lambda x: x.sin() + 2, torch.ones(3)) == {""}
+    assert not (cache / "fxgraph").exists()
+    assert not (cache / "aotlab").exists()
+
+
+class Hostile:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_nothing_is_loaded_from_a_folder_that_others_can_write_to(cache: Path, tmp_path: Path) -> None:
+    """A stored graph is a pickle. aotlab loads none that another user may have written, and warns once."""
+    kernel_cache._warn.cache_clear()
+    x, function = torch.ones(3), lambda x: x.sin() + 2
+    expected = aotlab.compile(function)(x)
+    files = [each for each in (cache / "fxgraph").rglob("*") if each.is_file()]
+    for file in files:
+        file.write_bytes(pickle.dumps(Hostile(tmp_path / "touched")))
+    cache.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match=r"takes no compiled graphs from .*, because every user can write to it"):
+        assert torch.equal(aotlab.compile(function)(x), expected)
+    assert files
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.tier("full")
+def test_eight_processes_share_the_cache(cache: Path) -> None:
+    """Eight processes compile the same function at once, one is killed; all others return eager's result."""
+    code = (
+        "import torch, aotlab, sys\n"
+        "x = torch.arange(6.0, requires_grad=True)\n"
+        "aotlab.compile(lambda x: (x.sin() * int(sys.argv[1])).sum())(x).backward()\n"
+        "torch.testing.assert_close(x.grad, x.detach().cos() * int(sys.argv[1]))\n"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", code, str(at % 2 + 2)]) for at in range(8)]
+    with pytest.raises(subprocess.TimeoutExpired):
+        started[0].wait(timeout=4)
+    started[0].kill()
+    assert [each.wait(timeout=300) for each in started[1:]] == [0] * 7
+    assert subprocess.run([sys.executable, "-c", code, "2"], check=False, timeout=300).returncode == 0
+    assert not list((cache / "aotlab").glob("*.tmp"))

@@ -17,6 +17,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 import aotlab
+from aotlab.backends import kernel_cache
 from aotlab.cli import doctor
 from aotlab.cli.doctor import Finding
 
@@ -188,6 +189,16 @@ def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_cache_that_others_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache folder that everybody can write to is a problem. A cache that is switched off is a note."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with aotlab.config.patch(cache=False):
+        assert doctor.check_caches().status == "note"
+    tmp_path.chmod(0o777)
+    finding = doctor.check_caches()
+    assert (finding.status, "every user can write to it" in finding.seen) == ("problem", True)
+
+
 def test_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than a gigabyte left for kernels is a problem."""
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=5e8))
@@ -199,7 +210,7 @@ def test_default_cache_is_inductors(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     code = "from torch._inductor.runtime.cache_dir_utils import default_cache_dir; print(default_cache_dir())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert str(doctor.inductor_cache()) == done.stdout.strip()
+    assert str(kernel_cache.cache_folder()) == done.stdout.strip()
 
 
 def test_triton_is_needed_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:

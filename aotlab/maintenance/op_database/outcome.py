@@ -251,7 +251,9 @@ def _observe_by(case: Case, engine: Engine) -> list[Observation]:
         engine.close()
 
 
-def _compare(expected: list[Observation], actual: list[Observation], *, tolerance: Tolerance = "exact") -> list[Comparison]:
+def _compare(
+    expected: list[Observation], actual: list[Observation], *, tolerance: Tolerance = "exact"
+) -> list[Comparison]:
     numbered = enumerate(zip(expected, actual, strict=True), start=1)
     pages = [
         judge(left, right, call=number, messages=True, exact_gradients=False, tolerance=tolerance)

@@ -217,6 +217,9 @@ class Kernel:
         The names of the nodes that the kernel computes; empty if the backend does not report them.
     from_cache
         Whether Inductor took the compiled graph with this kernel from its cache on disk.
+    cache_miss
+        Why Inductor did not find the graph in its cache, as words: what the nearest stored graph differs in. Empty if
+        the graph was found, or if no cache was used.
     registers, shared_bytes, spilled_bytes, blocks
         Only for a kernel that was compiled for a GPU that this machine does not have (a rehearsal): the number of GPU
         registers of a thread, the shared memory of a thread block, the bytes that a thread spills, and the number of
@@ -232,6 +235,7 @@ class Kernel:
     source: str
     nodes: tuple[str, ...] = ()
     from_cache: bool = False
+    cache_miss: str = ""
     registers: int | None = None
     shared_bytes: int | None = None
     spilled_bytes: int | None = None

@@ -602,6 +602,7 @@ export type Kernel = {
   readonly source: string;
   readonly nodes: ReadonlyArray<string>;
   readonly from_cache: boolean;
+  readonly cache_miss: string;
   readonly registers: number | null;
   readonly shared_bytes: number | null;
   readonly spilled_bytes: number | null;
@@ -618,6 +619,7 @@ export const readKernel: Reader<Kernel> = record(() => ({
   source: text(),
   nodes: list(text()),
   from_cache: flag(),
+  cache_miss: text(),
   registers: maybe(number()),
   shared_bytes: maybe(number()),
   spilled_bytes: maybe(number()),

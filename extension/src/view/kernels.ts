@@ -79,6 +79,7 @@ function kernelFold(context: IContext, entry: IEntry, kernel: Kernel, index: num
     [h('code', {}, kernel.name), ' ', h('small', {}, facts), h('span', { class: 'al-from' }, ...lines)],
     () => [
       measures(kernel),
+      kernel.cache_miss ? soft(`Its graph was not in Inductor's cache on disk: ${kernel.cache_miss}.`) : '',
       codeBlock(context, {
         label: kernel.name,
         language: kernel.language,

@@ -1,0 +1,137 @@
+"""Inductor's cache on disk: whether aotlab may use it, and why a graph was not found in it.
+
+Inductor finds a compiled graph on disk by a key. The key is a hash of the graph, of its inputs, of all settings, and of
+the versions of torch and of the machine's software. For each key, this module stores the hashes of these parts in a
+JSON file beside the cache. When a graph is not on disk, it looks for the stored key that has the most parts in
+common, and names the parts that differ. The files only explain: no kernel is chosen by them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ADVICE = "set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
+#: So many files are kept: those that were written last.
+MOST = 64
+_LARGEST = 200_000
+#: So many differing parts are named.
+_NAMED = 3
+_LINE = re.compile(r"\[(\w+)\] ([^:]+):")
+_WORDS = {
+    "torch_version": "torch's version",
+    "cpp_runtime_thread_count": "the number of threads",
+    "default_dtype": "torch's default dtype",
+    "cuda_matmul_settings": "torch's settings of matrix products",
+    "cache_key_tag": "aotlab's version or the outputs whose strides are kept",
+    "system_info": "the machine",
+    "deterministic_algorithms_settings": "torch's setting of deterministic algorithms",
+}
+_PATTERNS = (
+    (r"example_inputs\[(\d+)\]", r"input \1 (its sizes, strides, dtype or device)"),
+    (r"inductor_config\[(.+)\]", r"Inductor's setting `\1`"),
+    (r"fx_kwargs\[(.+)\]", r"Inductor's argument `\1`"),
+)
+
+
+def cache_folder() -> Path:
+    """Return the folder in which Inductor caches compiled code. Torch has no public function for this."""
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+
+
+def is_ours() -> bool:
+    """Tell whether only the user, or the system's administrator, can write to Inductor's folder.
+
+    A compiled graph is a pickle, and loading a pickle can run any code. So aotlab takes no graph from a folder that
+    others can write to, and warns once.
+    """
+    folder = cache_folder()
+    problem = strangers(folder)
+    if problem:
+        _warn(f"aotlab takes no compiled graphs from {folder}, because {problem}; {ADVICE}")
+    return not problem
+
+
+def strangers(folder: Path) -> str:
+    """Say who else can write to a folder, in words; return an empty text if nobody else can, or it does not exist."""
+    try:
+        state = folder.stat()
+    except OSError:
+        return ""
+    if os.name != "posix":
+        return ""
+    if state.st_uid not in (0, os.getuid()):
+        return "it belongs to another user"
+    return "every user can write to it" if state.st_mode & 0o002 else ""
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def miss(cache_key: tuple[str, Sequence[str]] | None) -> str:
+    """Say why Inductor did not find a graph that it has compiled now in its cache, and store the parts of its key.
+
+    ``cache_key`` is the key and Inductor's lines about it: the hash, the name and the text of each part. The result is
+    empty if ``cache_key`` is None because no cache is used, or if the folder cannot be written to.
+    """
+    if cache_key is None:
+        return ""
+    folder, (key, details) = cache_folder() / "aotlab", cache_key
+    parts = {match[2]: match[1] for line in details if (match := _LINE.match(line))}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        stored = [each for file in files[:MOST] if file.stem != key and (each := _read(file))]
+        for file in files[MOST - 1 :]:
+            file.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as new:
+            json.dump(parts, new)
+        os.replace(new.name, folder / f"{key}.json")
+    except OSError:
+        return ""
+    return _reason(parts, stored)
+
+
+def _read(file: Path) -> dict[str, str] | None:
+    """Read the parts of a stored key. Return None for a file that this module did not write."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        text = file.read_bytes()[: _LARGEST + 1]
+        parts = json.loads(text) if len(text) <= _LARGEST else None
+        if isinstance(parts, dict) and all(isinstance(each, str) for each in parts.values()):
+            return parts
+    return None
+
+
+def _reason(parts: Mapping[str, str], stored: Sequence[Mapping[str, str]]) -> str:
+    if not stored:
+        return "the cache on disk was empty"
+    same = [each for each in stored if each.get("gm") == parts.get("gm")]
+    if not same:
+        return "no graph with the same ops and constants was on disk"
+    differing = [[name for name in {**each, **parts} if each.get(name) != parts.get(name)] for each in same]
+    names = list(dict.fromkeys(map(_words, min(differing, key=lambda each: len(each)))))
+    if not names:
+        return "the stored graph was removed or damaged"
+    words = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more parts of the key" if names[_NAMED:] else "")
+    return f"the nearest graph on disk differs in {words}"
+
+
+def _words(part: str) -> str:
+    for pattern, words in _PATTERNS:
+        if re.fullmatch(pattern, part):
+            return re.sub(pattern, words, part)
+    return _WORDS.get(part.partition("[")[0], f"`{part}`")
