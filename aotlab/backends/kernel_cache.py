@@ -123,7 +123,8 @@ def _reason(parts: Mapping[str, str], stored: Sequence[Mapping[str, str]]) -> st
     if not same:
         return "no graph with the same ops and constants was on disk"
     differing = [[name for name in {**each, **parts} if each.get(name) != parts.get(name)] for each in same]
-    names = list(dict.fromkeys(map(_words, min(differing, key=lambda each: len(each)))))
+    nearest = min(differing, key=len)
+    names = list(dict.fromkeys(map(_words, nearest)))
     if not names:
         return "the stored graph was removed or damaged"
     words = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more parts of the key" if names[_NAMED:] else "")
