@@ -109,9 +109,9 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
     limits fit, the result is the report with the harshest limits.
 
     ``most`` is a number of characters. A report with more text certainly does not fit, so ``fits``, which is slower, is
-    not called for the uncut report. Harsh limits are fast to apply, because they leave little. So the search begins
-    with the harshest limits. If ``most`` is given, the limits are stored, and the next search for a report with the
-    same graphs, for the same ``purpose``, tries them first.
+    not called for the uncut report. The mildest limits that fit are found by bisection, because each attempt writes the
+    report. If ``most`` is given, they are stored, and the next search for a report with the same graphs, for the same
+    ``purpose``, tries them first.
     """
     told = counted(report)
     key = _key(report, purpose)
@@ -122,17 +122,18 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
         whole = _Cutter(None).visit("", told)
         if fits(whole):
             return whole
-    best = _cut(told, _LIMITS[-1])
-    for position in reversed(range(len(_LIMITS) - 1)):
-        small = _cut(told, _LIMITS[position])
-        if not fits(small):
-            break
-        best = small
-        if most is not None:
-            if len(_fitting_limits) >= _MOST_REMEMBERED:
-                _fitting_limits.clear()
-            _fitting_limits[key] = position
-    return best
+    best, low, high = None, 0, len(_LIMITS) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if fits(small := _cut(told, _LIMITS[middle])):
+            best, high = small, middle
+        else:
+            low = middle + 1
+    if most is not None and best is not None:
+        if len(_fitting_limits) >= _MOST_REMEMBERED:
+            _fitting_limits.clear()
+        _fitting_limits[key] = high
+    return best or _cut(told, _LIMITS[-1])
 
 
 def whole_or_cut(report: Report, fits: Callable[[Report], bool], purpose: str) -> Report:
