@@ -72,9 +72,8 @@ def _parser() -> Any:
     add(
         "--frontend",
         choices=["dynamo", "auto", "direct"],
-        default="dynamo",
-        help="the code that captures: Dynamo (default); auto (a trace of the lines and calls themselves, and Dynamo "
-        "where they cannot be traced); or direct (only a trace, for cells that define functions; such a function "
+        help="the code that captures: Dynamo (default; see aotlab.config.cell_frontend); auto (a trace of the lines "
+        "and calls themselves, and Dynamo where they cannot be traced); or direct (only a trace, for cells that define functions; such a function "
         "prints only while it is traced)",
     )
     add(
@@ -198,19 +197,22 @@ def parse(line: str) -> Options | None:
         raise ShellUsageError(f"-o {arguments.output}: this is not a variable name")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", arguments.device):
         raise ShellUsageError(f"--device {arguments.device}: use auto, cpu, cuda or cuda:N")
-    if arguments.engine != "aotlab" and (arguments.frontend != "dynamo" or arguments.rehearse is not None):
-        other = f"--frontend {arguments.frontend}" if arguments.frontend != "dynamo" else "--rehearse"
+    frontend, rehearses = arguments.frontend or "dynamo", arguments.rehearse is not None
+    if arguments.engine != "aotlab" and (frontend != "dynamo" or rehearses):
+        other = f"--frontend {frontend}" if frontend != "dynamo" else "--rehearse"
         raise ShellUsageError(f"--engine {arguments.engine}: stock torch.compile does not work with {other}")
     budget = arguments.memory_budget
     if budget is not None and not (0 <= budget <= 1 and arguments.partitioner == "min-cut"):
         raise ShellUsageError(
             f"--memory-budget {budget:g}: use a number from 0 to 1, together with --partitioner min-cut"
         )
+    if not (arguments.frontend or rehearses or arguments.time or arguments.engine != "aotlab"):
+        frontend = config.cell_frontend
     return Options(
         output=arguments.output,
         engine=arguments.engine,
         name=None if arguments.name is None else arguments.name.strip("'\""),
-        frontend=arguments.frontend,
+        frontend=frontend,
         backend=arguments.backend,
         device=arguments.device,
         dynamic=arguments.dynamic,

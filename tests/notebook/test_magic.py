@@ -13,7 +13,7 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from aotlab import events
+from aotlab import config, events
 from aotlab.notebook import graphs, live
 from aotlab.notebook.magic import CHOICES, FLAGS, parse
 from aotlab.notebook.options import Options
@@ -136,6 +136,26 @@ def test_options_are_read() -> None:
         options.verify, options.time, options.quiet,
     )  # fmt: skip
     assert expected == found
+
+
+@pytest.mark.parametrize(
+    ("line", "frontend"),
+    [
+        ("", "auto"),
+        ("--frontend dynamo", "dynamo"),
+        ("--frontend direct", "direct"),
+        ("--time", "dynamo"),
+        ("--rehearse h100", "dynamo"),
+        ("--engine both", "dynamo"),
+        ("--time --frontend auto", "auto"),
+    ],
+)
+def test_the_setting_is_the_default_of_the_frontend(line: str, frontend: str) -> None:
+    """With ``config.cell_frontend = "auto"``, cells are traced directly, unless an option needs Dynamo."""
+    with config.patch(cell_frontend="auto"):
+        options = parse(line)
+    assert options is not None
+    assert options.frontend == frontend
 
 
 @pytest.mark.parametrize(
