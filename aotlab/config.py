@@ -46,9 +46,9 @@ lazy_backward: bool = False
 #: at every call.
 saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
-#: The frontend of cells without the option ``--frontend``. With ``"dynamo"``, Dynamo captures the cell. With ``"auto"``,
-#: the cell's lines and the functions that they call are traced directly, which takes a fraction of Dynamo's time;
-#: Dynamo captures what cannot be traced, and Python runs the steps of optimizers. Cells with ``--time``,
+#: The frontend of cells without the option ``--frontend``. With ``"dynamo"``, Dynamo captures the cell. With
+#: ``"auto"``, the cell's lines and the functions that they call are traced directly, which takes a fraction of Dynamo's
+#: time; Dynamo captures what cannot be traced, and Python runs the steps of optimizers. Cells with ``--time``,
 #: ``--rehearse`` or another engine always use Dynamo, because these options need it. Read when a cell runs. In a
 #: notebook, ``%aotlab config cell_frontend=auto`` sets it.
 cell_frontend: Literal["dynamo", "auto"] = "dynamo"

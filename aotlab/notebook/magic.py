@@ -73,8 +73,8 @@ def _parser() -> Any:
         "--frontend",
         choices=["dynamo", "auto", "direct"],
         help="the code that captures: Dynamo (default; see aotlab.config.cell_frontend); auto (a trace of the lines "
-        "and calls themselves, and Dynamo where they cannot be traced); or direct (only a trace, for cells that define functions; such a function "
-        "prints only while it is traced)",
+        "and calls themselves, and Dynamo where they cannot be traced); or direct (only a trace, for "
+        "cells that define functions; such a function prints only while it is traced)",
     )
     add(
         "--backend",
