@@ -105,6 +105,16 @@ def test_ten_steps(tmp_path):
     run(_ways, tmp_path / "meeting")
 
 
+def _on_four(rank):
+    for kind in MODELS:
+        assert_same(kind, train("compiled", kind, rank), train(None, kind, rank))
+
+
+def test_ten_steps_on_four_processes(tmp_path):
+    """Ten steps on four processes equal eager bit for bit."""
+    run(_on_four, tmp_path / "meeting", count=4)
+
+
 SETTINGS = {
     "accumulated": {"rounds": 3},
     "unused parameters": {"unused": True, "find_unused_parameters": True, "rounds": 2},

@@ -45,7 +45,7 @@ def _built(way, kind, mesh, *, checkpointed=False, **settings):
 
 def train(way, kind, rank, *, steps=10, rounds=1, reload=False, **settings):
     """Train, and return all losses, and the whole parameters and buffers. ``way`` is None for eager."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model, call = _built(way, kind, mesh, **settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     results = []
@@ -88,6 +88,16 @@ def _ways(rank):
 def test_ten_steps(tmp_path):
     """Ten steps equal eager bit for bit: FSDP2 frees the parameters after each forward, and gathers them again."""
     run(_ways, tmp_path / "meeting")
+
+
+def _on_four(rank):
+    for kind in MODELS:
+        assert_same(kind, train("blocks inside", kind, rank), train(None, kind, rank))
+
+
+def test_ten_steps_on_four_processes(tmp_path):
+    """Ten steps on four processes equal eager bit for bit."""
+    run(_on_four, tmp_path / "meeting", count=4)
 
 
 def _settings(rank):
