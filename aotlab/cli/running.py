@@ -17,7 +17,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "run",
         allow_abbrev=False,
         usage="aotlab run [--all] [--cell N] [--options TEXT] [--observe] [--no-caches] [--nproc N | --ranks FOLDER] "
-        "[--json PATH] [--html PATH] FILE ...",
+        "[--waits] [--json PATH] [--html PATH] FILE ...",
         help="run a script or a notebook, and make a page of what is compiled",
         description="Run a Python script or a notebook, and report what is compiled, as one HTML page. Of a "
         "script, the report has the functions that the script compiles; with --all, aotlab compiles the functions that "
@@ -48,6 +48,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="write only the report of this process, a rank of a distributed job, into the folder; `aotlab report "
         "FOLDER` makes the page of all ranks",
     )
+    run.add_argument(
+        "--waits",
+        action="store_true",
+        help="with --nproc or --ranks: measure with torch's profiler how long each rank waits in collectives",
+    )
     add_report_files(run)
     run.add_argument("script", type=Path, metavar="FILE", help="the Python file or the notebook")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -69,10 +74,12 @@ def _run(options: argparse.Namespace, _: Sequence[str]) -> int:
         raise UsageError("--options needs --all or a notebook")
     if (notebook or options.all) and (options.nproc or options.ranks):
         raise UsageError("--nproc and --ranks are for scripts, without --all")
+    if options.waits and not (options.nproc or options.ranks):
+        raise UsageError("--waits is about several processes: add --nproc or --ranks")
     from aotlab.cli import script
 
     words = options.script, options.arguments
-    settings = {"stock": options.observe, "caches": not options.no_caches}
+    settings = {"stock": options.observe, "caches": not options.no_caches, "waits": options.waits}
     if notebook or options.all:
         reports, status = script.run_cells(*words, options.options or "", cell=options.cell)
     elif options.nproc is not None:

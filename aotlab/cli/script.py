@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from aotlab._torch.process_groups import timed_collectives
 from aotlab.report import Report
+from aotlab.report.collectives import waited
 from aotlab.report.gather import STOCK, placed, prepared, written
 from aotlab.report.html import page
 from aotlab.runs import saving
@@ -25,7 +27,7 @@ _finished: list[dict[str, object]] = []
 
 
 def run(
-    script: Path, arguments: Sequence[str], *, stock: bool, caches: bool, ranks: Path | None = None
+    script: Path, arguments: Sequence[str], *, stock: bool, caches: bool, ranks: Path | None = None, waits: bool = False
 ) -> tuple[list[Report], int]:
     """Run a script as ``python SCRIPT ARGUMENTS`` does, and record its compilations from the first line on.
 
@@ -39,6 +41,8 @@ def run(
         See `aotlab.observe`.
     ranks
         The folder into which each process of a distributed job writes its reports. Then none are returned.
+    waits
+        As in `Report.record`.
 
     Returns
     -------
@@ -47,8 +51,10 @@ def run(
         the script raised an error, its traceback was printed, and the exit status is 1; it is 130 after ctrl-C.
     """
     folders = [] if ranks is None else [prepared(each) for each in (ranks, ranks / STOCK)]
+    spans: list[tuple[str, int, int]] = []
     with (
         _as_main(script, arguments),
+        timed_collectives(spans) if waits else nullcontext(),
         nullcontext() if stock else Report.record(script.name) as ours,
         observe(script.name, caches=caches) as theirs,
     ):
@@ -59,7 +65,7 @@ def run(
             report = recording.report()
             # A frame that torch.compile gave to another backend, such as aotlab's, has no nodes.
             frames = [each for each in report.frames if not reports or any(graph.nodes for graph in each.graphs)]
-            reports.append(replace(report, frames=tuple(frames)))
+            reports.append(replace(report, frames=tuple(frames), wait_rows=waited(spans)))
     if ranks is not None:
         ended = f"exit status {status}" if status else ""
         for report, folder in zip(reports, folders[-len(reports) :], strict=True):

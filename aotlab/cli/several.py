@@ -18,7 +18,7 @@ from aotlab.runs import saving
 
 
 def run(
-    script: Path, arguments: Sequence[str], *, processes: int, stock: bool, caches: bool
+    script: Path, arguments: Sequence[str], *, processes: int, stock: bool, caches: bool, waits: bool = False
 ) -> tuple[list[Report], int]:
     """Run a script as ``torchrun --standalone --nproc-per-node PROCESSES SCRIPT ARGUMENTS`` does.
 
@@ -27,7 +27,8 @@ def run(
     failed; stderr names its rank. There are no reports if all processes were killed.
     """
     with TemporaryDirectory(prefix="aotlab-ranks-") as folder:
-        options = ["--ranks", folder, *(["--observe"] if stock else []), *([] if caches else ["--no-caches"])]
+        chosen = {"--observe": stock, "--no-caches": not caches, "--waits": waits}
+        options = ["--ranks", folder, *[option for option, is_on in chosen.items() if is_on]]
         job = ["--standalone", f"--nproc-per-node={processes}", "-m", "aotlab", "run", *options]
         status = _status([*job, str(script), *arguments])
         reports = read_all(Path(folder))

@@ -14,15 +14,16 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from aotlab import config, events
+from aotlab._torch.process_groups import timed_collectives
 from aotlab.errors import RefusedError, UserLine
 from aotlab.report.assemble import Joined, assemble, choices_of, numbered, temporaries
-from aotlab.report.collectives import collectives
+from aotlab.report.collectives import collectives, waited
 from aotlab.report.dynamo_breaks import DYNAMO, RESUMED, STEPPED, dynamo_reasons, graph_break
 from aotlab.report.environment import environment, switch_value
 from aotlab.report.gather import GATHER, exchanged, placed, prepared, written
@@ -157,6 +158,7 @@ class Recording(Views[Report]):
         # For each graph break: the files and lines of its stack, outermost frame first, and the reason in a few words.
         self._led_to: list[tuple[list[tuple[str, int]], str]] = []
         self._notes: list[str] = []
+        self._waits: list[tuple[str, int, int]] = []  # filled when the block ends
         self._built: Report | None = None
 
     def __repr__(self) -> str:
@@ -345,6 +347,7 @@ class Recording(Views[Report]):
             frames=tuple(frames),
             graph_break_rows=tuple(self._breaks),
             time_rows=spent,
+            wait_rows=waited(self._waits),
             timeline_rows=with_moments(self._spent.timeline(self._places()), frames, self._breaks),
             notes=tuple(self._notes),
         )
@@ -520,7 +523,9 @@ def _within(part: Sequence[object], whole: Sequence[object]) -> bool:
 
 
 @contextmanager
-def record(name: str | None = None, ranks: str | Path | None = None) -> Iterator[Recording]:
+def record(
+    name: str | None = None, ranks: str | Path | None = None, waits: bool = False
+) -> Iterator[Recording]:
     """Record what aotlab does during a ``with`` block; see `aotlab.report.model.Report.record`."""
     recording = Recording(name)
     folder = None if ranks in (None, GATHER) else prepared(Path(str(ranks)))
@@ -529,7 +534,7 @@ def record(name: str | None = None, ranks: str | Path | None = None) -> Iterator
     if frontend := sys.modules.get("aotlab.frontends.dynamo_frontend"):
         frontend.watch_captures()
     try:
-        with events.listen(recording.hear):
+        with timed_collectives(recording._waits) if waits else nullcontext(), events.listen(recording.hear):
             yield recording
     except BaseException as error:
         ended = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Find the collectives of `torch.distributed` in the nodes of a graph."""
+"""Find the collectives of `torch.distributed` in the nodes of a graph, and add up the time that a process waited."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from aotlab.report.compare import PARTS
-from aotlab.report.model import Collective, Node
+from aotlab.report.model import Collective, Node, WaitRow
 from aotlab.report.text import known_size
 
 #: Match the op of a functional collective; Dynamo and DTensor write all collectives as such ops.
@@ -31,3 +31,19 @@ def collectives(nodes: Iterable[Node]) -> tuple[Collective, ...]:
                 )
             )  # fmt: skip
     return tuple(rows)
+
+
+def waited(spans: Iterable[tuple[str, int, int]]) -> tuple[WaitRow, ...]:
+    """Return the time that a process spent in the collectives of each kind.
+
+    ``spans`` has the name, the begin and the end of each call. Time in which several calls are in progress counts once,
+    for the call that began first.
+    """
+    rows: dict[str, WaitRow] = {}
+    past = 0
+    for op, begin, end in sorted(spans, key=lambda span: span[1]):
+        row = rows.get(op, WaitRow(op=op, count=0, duration_ns=0))
+        took = max(end - max(begin, past), 0)
+        rows[op] = WaitRow(op=op, count=row.count + 1, duration_ns=row.duration_ns + took)
+        past = max(past, end)
+    return tuple(rows.values())

@@ -359,7 +359,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "ranks": {
         "rank": (_COUNT, "the rank that differs: the number of its process"),
         "reference": (_COUNT, "the rank that it is compared with, which did as most ranks did"),
-        "fact": (_TEXT, "missing, ended, recompile, refusal, graph break, or a fact of the table `runs`"),
+        "fact": (_TEXT, "missing, ended, recompile, refusal, graph break, waiting, or a fact of the table `runs`"),
         "frame": (_TEXT, "the function's name; missing if the row is about the whole process"),
         "graph": (_COUNT, "the number of the graph within its frame; missing if the row is about no graph"),
         "part": (_TEXT, "for a node, the graph that contains it; for a time, the phase"),
@@ -378,6 +378,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "input_bytes": (_COUNT, "the bytes that the process passes to it"),
         "output_bytes": (_COUNT, "the bytes of its result"),
         **LINE,
+    },
+    "waits": {
+        "op": (_TEXT, "the collective, for example all_reduce"),
+        "count": (_COUNT, "how often the process called it, in graphs and outside of them"),
+        "duration_ns": (_COUNT, "how long the calls were in progress, in ns; time that several share counts once"),
     },
     "calls": {
         **_KEY,

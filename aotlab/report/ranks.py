@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from aotlab.report.compare import MOST_ROWS, compared
@@ -20,6 +20,10 @@ from aotlab.report.text import amount, duration, first_line, listed
 
 #: The facts about a run that all ranks have in common, or that other rows say.
 _NOT_COMPARED = ("verdict", "graph breaks")
+#: A rank is slow if it waited less than this share of the time that each other rank waited ...
+_LEAST_WAIT = 0.5
+#: ... and if the difference is more than this share of the recorded time.
+_CLEAR_WAIT = 0.05
 #: A sentence has at most this many characters of a reason.
 _LONGEST_REASON = 200
 
@@ -61,6 +65,7 @@ def joined(reports: Iterable[Report], missing: Mapping[int, str]) -> Report:
         *[_lost(rank, "ended", f"ended with {each.ended}") for rank, each in ordered.items() if each.ended],
         *chain.from_iterable(_events_apart(ordered, fact, read) for fact, read in _EVENTS.items()),
         *_compared(ordered),
+        *_waited(ordered),
     ]
     return replace(first, rank_reports=tuple(others), rank_rows=tuple(rows), summary=None)
 
@@ -182,3 +187,16 @@ def _compared(reports: Mapping[int, Report]) -> Iterator[RankRow]:
                     rank=rank, reference=reference, fact=row.fact, frame=row.frame, graph=row.graph, part=row.part,
                     subject=row.subject, value=row.after, expected=row.before, change=row.change,
                 )  # fmt: skip
+
+
+def _waited(reports: Mapping[int, Report]) -> Iterator[RankRow]:
+    """Yield a row about the rank that waited least in collectives, if the difference is clear."""
+    waits = {rank: sum(row.duration_ns for row in each.wait_rows) for rank, each in reports.items() if each.wait_rows}
+    for least, other in pairwise(sorted(waits, key=waits.__getitem__)[:2]):
+        clear = waits[least] < _LEAST_WAIT * waits[other]
+        if clear and waits[other] - waits[least] > _CLEAR_WAIT * reports[other].duration_ns:
+            value, expected = (f"{duration(waits[n])} of {duration(reports[n].duration_ns)}" for n in (least, other))
+            yield RankRow(
+                rank=least, reference=other, fact="waiting", subject="in collectives", value=value, expected=expected,
+                change="the others waited for it",
+            )  # fmt: skip

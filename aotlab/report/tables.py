@@ -487,4 +487,5 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "runs": _fields("runs", "run_rows"),
     "ranks": _fields("ranks", "rank_rows"),
     "collectives": _collective_rows,
+    "waits": _fields("waits", "wait_rows"),
 }

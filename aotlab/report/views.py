@@ -77,6 +77,11 @@ class Views(Generic[R_co]):
         return self._table("collectives")
 
     @property
+    def waits(self) -> pd.DataFrame:
+        """One row per kind of collective that the process called: the number of calls and the time that they took."""
+        return self._table("waits")
+
+    @property
     def storages(self) -> pd.DataFrame:
         """One row per storage and tensor with this storage, with the range of bytes that the tensor covers."""
         return self._table("storages")

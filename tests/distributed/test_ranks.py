@@ -32,6 +32,7 @@ pytestmark = [
 ]
 if dist.is_available():
     from torch.distributed._functional_collectives import all_reduce
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,36 @@ def _recompiles_alone(rank):
 def test_gathered_reports_name_the_rank_that_recompiled(tmp_path):
     """Rank 0 has the reports of both ranks. It names rank 1, which got another batch size in the fourth step."""
     run(_recompiles_alone, tmp_path / "meeting")
+
+
+def _sleeps(rank):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(aotlab.compile(torch.nn.Linear(8, 4), backend="eager"))
+    sharded = fully_shard(torch.nn.Linear(4, 4))
+    doubled = aotlab.compile(lambda x: all_reduce(x * 2, "sum", dist.group.WORLD) + 1, backend="eager")
+
+    def step(x):
+        (sharded(model(x)) + doubled(x[:, :4])).sum().backward()
+
+    step(torch.ones(4, 8))
+    dist.barrier()
+    with Report.record("training", ranks="gather", waits=True) as report:
+        for _ in range(3):
+            time.sleep(0.5 * rank)
+            step(torch.ones(4, 8))
+    waits = report.waits[report.waits["rank"].eq(rank)].set_index("op")
+    assert waits.loc["all_gather", "count"] >= 3
+    assert waits.loc["all_reduce", "count"] >= 6  # the compiled function's, and DDP's
+    if rank == 0:
+        seconds = report.waits.groupby("rank")["duration_ns"].sum() / 1e9
+        assert 1.4 < seconds[0] < report.report().duration_ns / 1e9
+        (row,) = [row for row in report.report().rank_rows if row.fact == "waiting"]
+        assert (row.rank, row.reference) == (1, 0)
+
+
+def test_the_ranks_wait_for_one_that_sleeps(tmp_path):
+    """Rank 0's time in collectives contains the sleep of rank 1, and a row of the table ranks names rank 1."""
+    run(_sleeps, tmp_path / "meeting")
 
 
 class _Asks(torch.nn.Module):

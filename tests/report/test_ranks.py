@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 import aotlab
 from aotlab.report import COLUMNS, MIME_TYPE, Report, gather
-from aotlab.report.collectives import collectives
+from aotlab.report.collectives import collectives, waited
 from aotlab.report.counts import counted
 from aotlab.report.html import fragment
 from aotlab.report.mime import bundle, plain
-from aotlab.report.model import GraphBreakRow, Node, Refusal
+from aotlab.report.model import GraphBreakRow, Node, Refusal, WaitRow
 from aotlab.report.ranks import alone, differences_of_ranks, joined
 
 
@@ -237,3 +237,35 @@ def test_collectives_and_their_bytes() -> None:
         ("forward graph", "gathered", "all_gather_into_tensor", 8, 16),
         ("backward graph", "sent", "all_to_all_single", 0, 16),
     ]
+
+
+def test_time_in_collectives_counts_once() -> None:
+    """Time in which several collectives are in progress counts for the first of them only."""
+    spans = [("all_reduce", 10, 20), ("all_gather", 5, 12), ("all_reduce", 11, 15), ("all_reduce", 30, 31)]
+    assert {row.op: (row.count, row.duration_ns) for row in waited(spans)} == {
+        "all_gather": (1, 7),
+        "all_reduce": (3, 9),
+    }
+
+
+@pytest.mark.parametrize(("seconds", "named"), [((3, 1, 4), [(1, 0)]), ((2, 3, 4), []), ((0.2, 0.05, 0.2), [])])
+def test_the_rank_that_waited_least(usual: Report, seconds: tuple[float, ...], named: list[tuple[int, int]]) -> None:
+    """The rank that waited much less than all others is named, but not first. Ranks without times have no such row."""
+    reports = as_ranks(*[replace(usual, duration_ns=10 * 10**9) for _ in seconds])
+    timed = [
+        replace(report, wait_rows=(WaitRow(op="barrier", count=1, duration_ns=round(waits * 1e9)),))
+        for report, waits in zip(reports, seconds, strict=True)
+    ]
+    report = joined(timed, {})
+    rows = [(row.rank, row.reference) for row in report.rank_rows if row.fact == "waiting"]
+    assert (rows, alone(report), report.verdict) == (named, "", usual.verdict)
+    if named:
+        assert "waiting in collectives: 3.00 s of 10.00 s on rank 0, 1.00 s of 10.00 s" in plain(report)
+    assert not any(row.fact == "waiting" for row in joined(reports, {}).rank_rows)
+
+
+def test_reports_without_times_of_collectives(usual: Report) -> None:
+    """A report that an earlier version wrote has no rows about waiting, and can be read."""
+    values = usual.to_dict()
+    del values["wait_rows"]
+    assert Report.from_dict(values) == usual

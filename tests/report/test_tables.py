@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from aotlab.report import COLUMNS, Report
-from aotlab.report.model import AppliedChoice, Collective, EngineRow, GraphBreakRow, RankRow, RunRow, TimelineRow
+from aotlab.report.model import AppliedChoice, Collective, EngineRow, GraphBreakRow, RankRow, RunRow, TimelineRow, WaitRow
 from aotlab.report.views import Views
 
 
@@ -30,6 +30,7 @@ def full(report: Report) -> Report:
         engine_rows=(row,),
         run_rows=(RunRow(fact="node", subject="add", before="", after="aten.add", same=False),),
         rank_rows=(RankRow(rank=1, reference=0, fact="node", subject="add", value="aten.add"),),
+        wait_rows=(WaitRow(op="all_reduce", count=2, duration_ns=5),),
         timeline_rows=(TimelineRow(phase="dynamo", start_ns=0, duration_ns=5),),
     )
     return report.with_verification([{"kind": "value", "subject": "out[0]", "equal": True}])
@@ -53,6 +54,7 @@ def test_columns_are_documented_and_keyed(name: str) -> None:
     columns = COLUMNS[name]
     assert all(meaning for _, meaning in columns.values())
     keys = {"ranks": ["rank", "reference"], "graph_breaks": ["frame", "reason"], "time": ["kind", "count"]}
+    keys["waits"] = ["op", "count"]
     assert list(columns)[:2] == keys.get(name, ["frame", "graph"])
     assert all("ns" in columns[column][1] for column in columns if column.endswith("_ns"))
     assert all("byte" in columns[column][1] for column in columns if "bytes" in column)

@@ -69,6 +69,7 @@ from aotlab.report.model.measured import (
     TimeRow,
     TimingRow,
     VerificationRow,
+    WaitRow,
 )
 from aotlab.report.model.memory import MEMORY_KINDS, LiveTensor, Memory, MemoryCurve
 from aotlab.report.model.report import MIME_TYPE, SCHEMA_ID, VERSION, Report, report_schema
@@ -149,6 +150,7 @@ __all__ = [
     "UserLine",
     "VerificationRow",
     "Views",
+    "WaitRow",
     "Written",
     "report_schema",
 ]

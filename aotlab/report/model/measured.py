@@ -318,7 +318,7 @@ class RankRow:
         the rank is compared with none: it sent no report, or it ended early.
     fact
         ``"missing"`` (the rank sent no report), ``"ended"`` (an error ended its block or script), ``"recompile"``,
-        ``"refusal"``, ``"graph break"``, or a fact of `RunRow`.
+        ``"refusal"``, ``"graph break"``, ``"waiting"`` (it waited much less in collectives), or a fact of `RunRow`.
     frame, graph, part, subject
         As in `RunRow`.
     value, expected
@@ -344,6 +344,26 @@ class RankRow:
     change: str = ""
     sentence: str = ""
     suggestion: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitRow:
+    """The time that a process spent in the collectives of one kind; see the parameter ``waits`` of `Report.record`.
+
+    Attributes
+    ----------
+    op
+        The collective, as the backend of the process group names it: ``"all_reduce"`` and so on.
+    count
+        How often it was called.
+    duration_ns
+        How long the calls were in progress: from the call until the result was there. While several collectives are in
+        progress, the time counts for the one that began first. Computation may run at the same time.
+    """
+
+    op: str
+    count: int
+    duration_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

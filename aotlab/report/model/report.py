@@ -24,6 +24,7 @@ from aotlab.report.model.measured import (
     TimeRow,
     TimingRow,
     VerificationRow,
+    WaitRow,
 )
 from aotlab.report.model.memory import MemoryCurve
 from aotlab.report.packing import unpack
@@ -82,8 +83,8 @@ class Report(Views["Report"]):
         The error that ended the block or script, in a gathered report; empty if there was no error.
     rank_reports
         The reports of the other ranks. Each table has their rows, too, with the number of the rank in a column.
-    rank_rows
-        The rows of the table ``ranks``.
+    rank_rows, wait_rows
+        The rows of the tables ``ranks`` and ``waits``.
     memory_curves
         The measured memory over time of the engines.
     applied_rows
@@ -130,6 +131,7 @@ class Report(Views["Report"]):
     ended: str = ""
     rank_reports: tuple[Report, ...] = ()
     rank_rows: tuple[RankRow, ...] = ()
+    wait_rows: tuple[WaitRow, ...] = ()
     notes: tuple[str, ...] = ()
     summary: Summary | None = None
 
@@ -138,7 +140,9 @@ class Report(Views["Report"]):
         return self
 
     @staticmethod
-    def record(name: str | None = None, *, ranks: str | Path | None = None) -> AbstractContextManager[Views[Report]]:
+    def record(
+        name: str | None = None, *, ranks: str | Path | None = None, waits: bool = False
+    ) -> AbstractContextManager[Views[Report]]:
         """Record what aotlab does during a ``with`` block, in all threads.
 
         Parameters
@@ -151,14 +155,24 @@ class Report(Views["Report"]):
             column ``rank``. If a rank does not arrive within the timeout of the process group, rank 0's report names
             the rank. A path names a folder into which each rank writes its report when the block ends; ``aotlab report
             FOLDER`` reads it.
+        waits
+            Whether to measure the time that this process spends in collectives, for the table ``waits``. The slowest
+            rank waits least. Torch's profiler measures it, for gloo and NCCL, also for the collectives of DDP and
+            FSDP2. It costs time and memory, above all on a GPU, where it records each kernel. The block cannot use
+            `torch.profiler` itself.
 
         Returns
         -------
         AbstractContextManager
             A context manager that returns a `Recording`. During the block and after it, a recording has all attributes
             and methods of a report. ``recording.report()`` returns the report as a frozen `Report`.
+
+        Raises
+        ------
+        UsageError
+            ``waits`` is true, and torch's profiler is on already.
         """
-        recording: AbstractContextManager[Views[Report]] = DRAWING["record"](name, ranks)
+        recording: AbstractContextManager[Views[Report]] = DRAWING["record"](name, ranks, waits)
         return recording
 
     def with_timings(self, rows: Iterable[object]) -> Report:

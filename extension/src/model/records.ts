@@ -875,6 +875,7 @@ export type Report = {
   readonly ended: string;
   readonly rank_reports: ReadonlyArray<Report>;
   readonly rank_rows: ReadonlyArray<RankRow>;
+  readonly wait_rows: ReadonlyArray<WaitRow>;
   readonly notes: ReadonlyArray<string>;
   readonly summary: Summary | null;
 };
@@ -904,6 +905,7 @@ export const readReport: Reader<Report> = record(() => ({
   ended: text(),
   rank_reports: list(readReport),
   rank_rows: list(readRankRow),
+  wait_rows: list(readWaitRow),
   notes: list(text()),
   summary: maybe(readSummary)
 }));
@@ -1302,6 +1304,18 @@ export const readVerificationRow: Reader<VerificationRow> = record(() => ({
   tolerance: text(),
   absolute: maybe(number()),
   relative: maybe(number())
+}));
+
+export type WaitRow = {
+  readonly op: string;
+  readonly count: number;
+  readonly duration_ns: number;
+};
+
+export const readWaitRow: Reader<WaitRow> = record(() => ({
+  op: text(),
+  count: number(),
+  duration_ns: number()
 }));
 
 export type Written = {
