@@ -1556,7 +1556,23 @@ test('the page of several ranks opens with their differences, and shows the repo
   const collective = { part: 'forward graph', name: 'sum', op: 'all_reduce', input_bytes: 1024, output_bytes: 2048 };
   const first = rank(0, 1);
   firstGraph(first)['collectives'] = [collective, { ...collective, name: 'sum_1' }];
-  const report = counted({ ...first, rank_rows: [lost, row, guard], rank_reports: [counted(rank(1, 2))] });
+  const waiting = {
+    rank: 1,
+    reference: 0,
+    fact: 'waiting',
+    subject: 'in collectives',
+    value: '0.10 s of 4.00 s',
+    expected: '3.20 s of 4.00 s',
+    change: 'the others waited for it'
+  };
+  const waits = (duration_ns: number): IJson => ({ wait_rows: [{ op: 'barrier', count: 3, duration_ns }] });
+  const second = counted({ ...rank(1, 2), ...waits(1e8) });
+  const report = counted({
+    ...first,
+    ...waits(3.2e9),
+    rank_rows: [lost, row, guard, waiting],
+    rank_reports: [second]
+  });
   Object.assign(report['summary'] as IJson, { alone: 'rank 2 is missing', apart_ranks: 3 });
   show(report);
   assert.equal(one('[role=tab][aria-selected=true]').dataset['tab'], 'ranks');
@@ -1572,6 +1588,12 @@ test('the page of several ranks opens with their differences, and shows the repo
   );
   assert.match(text('[data-table="ranks guard"] tbody'), /y.*a.*b/);
   assert.match(text('[data-table=collectives] tbody'), /all_reduce.*2.*2\.00 KiB.*4\.00 KiB/);
+  assert.match(text('[data-table=waits] tbody'), /barrier.*0.*3.*3\.20 s.*barrier.*1.*3.*100.* ms/);
+  assert.match(text('[data-table="rank list"] tbody'), /rank 0 \(shown\).*3\.20 s/);
+  assert.equal(
+    text('[data-waited-least]'),
+    'Rank 1 waited least, 0.10 s of 4.00 s; the others waited for it (rank 0: 3.20 s of 4.00 s).'
+  );
   one('[data-key="rank 1"]').click();
   assert.equal(one('.aotlab-report').dataset['identifier'], 'rank-1');
   assert.equal(one('[role=tab][aria-selected=true]').dataset['tab'], 'ranks');
@@ -1587,5 +1609,8 @@ test('the page of several ranks opens with their differences, and shows the repo
 
 test('a report of one process has no ranks', () => {
   show(sample());
-  assert.deepEqual([...all('[data-tab=ranks]'), ...all('[data-chip=ranks]'), ...all('[data-key=ranks]')], []);
+  assert.deepEqual(
+    [...all('[data-tab=ranks]'), ...all('[data-table=waits]'), ...all('[data-chip=ranks]'), ...all('[data-key=ranks]')],
+    []
+  );
 });

@@ -1,7 +1,7 @@
-/** Ranks: the processes of a distributed job, their differences, and their collectives. */
+/** Ranks: the processes of a distributed job, their differences, their collectives, and how long they waited. */
 
 import { frameCountsOf } from '../model/report';
-import type { RankRow, Report } from '../model/report';
+import type { RankRow, Report, WaitRow } from '../model/report';
 import { headOf } from '../model/verdict';
 import { amount, dataSize, duration, grouped, listed, short } from '../model/words';
 import type { IContext } from './context';
@@ -50,7 +50,8 @@ export function ranksPanel(context: IContext): Child[] {
     heading('Ranks', 'choose a rank to see its report in the other tabs'),
     rankTable(context),
     ...KINDS.flatMap(([title, subject, facts]) => differenceTable(context, title, subject, facts)),
-    ...collectiveTable(context)
+    ...collectiveTable(context),
+    ...waitTable(context)
   ];
 }
 
@@ -92,6 +93,7 @@ function sum(report: Report, value: (frame: Report['frames'][number]) => number)
 function rankTable(context: IContext): HTMLElement {
   const { gathered, report: shown } = context;
   const lost = gathered.rank_rows.filter(row => row.fact === 'missing').map(row => ({ rank: row.rank, report: null }));
+  const waited = reportsOf(gathered).some(report => report.wait_rows.length > 0);
   const present = reportsOf(gathered).map(report => ({ rank: report.rank ?? 0, report }));
   const columns: Column<IRank>[] = [
     {
@@ -139,6 +141,7 @@ function rankTable(context: IContext): HTMLElement {
     timeColumn('called_ns', 'compiled calls took', 'Wall time of compiled calls, without the compilations', report =>
       report.time_rows.filter(row => row.kind === 'compiled').reduce((total, row) => total + row.duration_ns, 0)
     ),
+    ...(waited ? [timeColumn('wait_ns', 'in collectives', 'How long collectives were in progress', waitOf)] : []),
     timeColumn('duration_ns', 'recorded', 'Wall time of the recording', report => report.duration_ns),
     {
       name: 'ended',
@@ -280,4 +283,63 @@ function collectivesOf(gathered: Report): ICollectives[] {
     }
   }
   return [...kinds.values()];
+}
+
+// Waiting
+
+/** The time that a rank spent in collectives, of one kind. */
+interface IWait {
+  readonly rank: number;
+  readonly row: WaitRow;
+}
+
+const WAITS: readonly Column<IWait>[] = [
+  { name: 'op', title: 'collective', kind: 'code', cell: ({ row }) => row.op },
+  { name: 'rank', title: 'rank', kind: 'number', value: ({ rank }) => rank, cell: ({ rank }) => String(rank) },
+  {
+    name: 'count',
+    title: 'calls',
+    kind: 'number',
+    value: ({ row }) => row.count,
+    cell: ({ row }) => grouped(row.count)
+  },
+  {
+    name: 'duration_ns',
+    title: 'in progress',
+    help: 'From the call until the result was there. Time that several collectives share counts once',
+    kind: 'number',
+    value: ({ row }) => row.duration_ns,
+    cell: ({ row }) => duration(row.duration_ns)
+  }
+];
+
+function waitOf(report: Report): number {
+  return report.wait_rows.reduce((total, row) => total + row.duration_ns, 0);
+}
+
+function waitTable(context: IContext): Child[] {
+  const rows = reportsOf(context.gathered).flatMap(report =>
+    report.wait_rows.map(row => ({ rank: report.rank ?? 0, row }))
+  );
+  if (rows.length === 0) {
+    return [];
+  }
+  const least = context.gathered.rank_rows.find(row => row.fact === 'waiting');
+  return [
+    heading('Time in collectives', 'also of those outside of the graphs'),
+    least === undefined
+      ? null
+      : h(
+          'p',
+          { 'data-waited-least': '' },
+          `Rank ${least.rank} waited least, ${least.value}; ${least.change} (rank ${least.reference}: ${least.expected}).`
+        ),
+    table(context, {
+      name: 'waits',
+      label: 'The time of each rank in collectives',
+      columns: WAITS,
+      rows,
+      key: ({ rank, row }) => `rank ${rank} ${row.op}`
+    })
+  ];
 }
