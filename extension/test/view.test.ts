@@ -1561,7 +1561,7 @@ test('the page of several ranks opens with their differences, and shows the repo
     reference: 0,
     fact: 'waiting',
     subject: 'in collectives',
-    value: '0.10 s of 4.00 s',
+    value: '100 ms of 4.00 s',
     expected: '3.20 s of 4.00 s',
     change: 'the others waited for it'
   };
@@ -1592,7 +1592,7 @@ test('the page of several ranks opens with their differences, and shows the repo
   assert.match(text('[data-table="rank list"] tbody'), /rank 0 \(shown\).*3\.20 s/);
   assert.equal(
     text('[data-waited-least]'),
-    'Rank 1 waited least, 0.10 s of 4.00 s; the others waited for it (rank 0: 3.20 s of 4.00 s).'
+    'Rank 1 waited least, 100 ms of 4.00 s; the others waited for it (rank 0: 3.20 s of 4.00 s).'
   );
   one('[data-key="rank 1"]').click();
   assert.equal(one('.aotlab-report').dataset['identifier'], 'rank-1');

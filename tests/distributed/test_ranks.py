@@ -226,11 +226,15 @@ def test_ranks_share_a_history(tmp_path, monkeypatch):
 SCRIPT = """
 import os, sys, time
 import torch
+import torch.distributed as dist
 import aotlab
 
 rank = int(os.environ["RANK"])
 print("rank", rank, sys.argv[1:])
 aotlab.compile(torch.sin, backend="eager")(torch.ones(3))
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
 time.sleep(2 * rank)
 sys.exit(3 * rank)
 """
@@ -240,7 +244,7 @@ def test_the_command_starts_the_processes(tmp_path):
     """``aotlab run --nproc 2`` has the output and the exit status of the script, and names the rank that failed."""
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "AOTLAB_RUNS": str(tmp_path / "runs.sqlite"), "PYTHONPATH": str(ROOT)}
-    words = ["run", "--nproc", "2", "--json", "r.json", "script.py", "--deep", "3"]
+    words = ["run", "--nproc", "2", "--waits", "--json", "r.json", "script.py", "--deep", "3"]
     command = [sys.executable, "-m", "aotlab", *words]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -251,7 +255,8 @@ def test_the_command_starts_the_processes(tmp_path):
     report = Report.load(tmp_path / "r.json")
     assert (report.rank, [each.rank for each in report.rank_reports]) == (0, [1])
     assert report.calls["rank"].tolist() == [0, 1]
-    assert [row.sentence for row in report.rank_rows] == ["Rank 1 ended with exit status 3."]
+    assert [row.sentence for row in report.rank_rows if row.sentence] == ["Rank 1 ended with exit status 3."]
+    assert report.waits[["rank", "op", "count"]].values.tolist() == [[0, "barrier", 1], [1, "barrier", 1]]
     assert 'type="application/json"' in (tmp_path / "aotlab-report.html").read_text()
 
 

@@ -260,7 +260,7 @@ def test_the_rank_that_waited_least(usual: Report, seconds: tuple[float, ...], n
     rows = [(row.rank, row.reference) for row in report.rank_rows if row.fact == "waiting"]
     assert (rows, alone(report), report.verdict) == (named, "", usual.verdict)
     if named:
-        assert "waiting in collectives: 3.00 s of 10.00 s on rank 0, 1.00 s of 10.00 s" in plain(report)
+        assert "waiting in collectives: 3.00 s of 10.0 s on rank 0, 1.00 s of 10.0 s" in plain(report)
     assert not any(row.fact == "waiting" for row in joined(reports, {}).rank_rows)
 
 
