@@ -18,8 +18,8 @@ from aotlab.errors import UsageError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-#: Match the profiler's name of a collective: gloo's span from the call to the result, or NCCL's kernel on the GPU, which
-#: runs until the data of all ranks has arrived.
+#: Match the profiler's name of a collective: gloo's span from the call to the result, or NCCL's kernel on the GPU. A
+#: kernel runs until the data of all ranks has arrived.
 _COLLECTIVE = re.compile(r"gloo:(\w+)|nccl(?:Dev)?Kernel_([A-Za-z]+)")
 
 

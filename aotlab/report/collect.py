@@ -523,9 +523,7 @@ def _within(part: Sequence[object], whole: Sequence[object]) -> bool:
 
 
 @contextmanager
-def record(
-    name: str | None = None, ranks: str | Path | None = None, waits: bool = False
-) -> Iterator[Recording]:
+def record(name: str | None = None, ranks: str | Path | None = None, waits: bool = False) -> Iterator[Recording]:
     """Record what aotlab does during a ``with`` block; see `aotlab.report.model.Report.record`."""
     recording = Recording(name)
     folder = None if ranks in (None, GATHER) else prepared(Path(str(ranks)))

@@ -36,8 +36,8 @@ def collectives(nodes: Iterable[Node]) -> tuple[Collective, ...]:
 def waited(spans: Iterable[tuple[str, int, int]]) -> tuple[WaitRow, ...]:
     """Return the time that a process spent in the collectives of each kind.
 
-    ``spans`` has the name, the begin and the end of each call. Time in which several calls are in progress counts once,
-    for the call that began first.
+    ``spans`` has the name, the begin and the end of each call. If several calls run at the same time, this
+    time is added to the call that began first.
     """
     rows: dict[str, WaitRow] = {}
     past = 0

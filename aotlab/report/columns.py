@@ -97,10 +97,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "mutates_data": (_TRUTH, "whether the tensor's values changed"),
         "mutates_metadata": (_TRUTH, "whether the tensor's sizes, strides or offset changed"),
         "mutates_storage": (_TRUTH, "whether the tensor got another storage"),
-        "mutation_hidden_from_autograd": (
-            _TRUTH,
-            "whether every write was hidden from autograd, for example by detach()",
-        ),
+        "mutation_hidden_from_autograd": (_TRUTH, "whether every write was hidden from autograd, as by detach()"),
         "mutation_under_no_grad": (_TRUTH, "whether every write was made under no_grad or inference_mode"),
         "mutation_type": (
             _TEXT,

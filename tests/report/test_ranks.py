@@ -240,7 +240,7 @@ def test_collectives_and_their_bytes() -> None:
 
 
 def test_time_in_collectives_counts_once() -> None:
-    """Time in which several collectives are in progress counts for the first of them only."""
+    """If several collectives run at the same time, this time is added to the first of them only."""
     spans = [("all_reduce", 10, 20), ("all_gather", 5, 12), ("all_reduce", 11, 15), ("all_reduce", 30, 31)]
     assert {row.op: (row.count, row.duration_ns) for row in waited(spans)} == {
         "all_gather": (1, 7),

@@ -11,7 +11,16 @@ import pandas as pd
 import pytest
 
 from aotlab.report import COLUMNS, Report
-from aotlab.report.model import AppliedChoice, Collective, EngineRow, GraphBreakRow, RankRow, RunRow, TimelineRow, WaitRow
+from aotlab.report.model import (
+    AppliedChoice,
+    Collective,
+    EngineRow,
+    GraphBreakRow,
+    RankRow,
+    RunRow,
+    TimelineRow,
+    WaitRow,
+)
 from aotlab.report.views import Views
 
 

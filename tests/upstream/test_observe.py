@@ -196,5 +196,5 @@ def test_run_needs_a_script(tmp_path, capsys):
     (tmp_path / "a.py").write_text("")
     assert main(["run", "--no-caches", str(tmp_path / "a.py")]) == 2
     assert "add --observe" in capsys.readouterr().err
-    for options in (["--cell", "1"], ["--options=--time"], ["--observe", "--all"]):
+    for options in (["--cell", "1"], ["--options=--time"], ["--waits"], ["--observe", "--all"]):
         assert main(["run", *options, str(tmp_path / "a.py")]) == 2

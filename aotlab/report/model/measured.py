@@ -357,8 +357,8 @@ class WaitRow:
     count
         How often it was called.
     duration_ns
-        How long the calls were in progress: from the call until the result was there. While several collectives are in
-        progress, the time counts for the one that began first. Computation may run at the same time.
+        How long the calls took, each from its begin until its result was there. If several collectives run at the same
+        time, this time is added to the one that began first. Computation may run at the same time, too.
     """
 
     op: str
