@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import aotlab
+from aotlab.errors import UsageError
 from aotlab.report import COLUMNS, MIME_TYPE, Report, gather
 from aotlab.report.collectives import collectives, waited
 from aotlab.report.counts import counted
@@ -269,3 +270,13 @@ def test_reports_without_times_of_collectives(usual: Report) -> None:
     values = usual.to_dict()
     del values["wait_rows"]
     assert Report.from_dict(values) == usual
+
+
+def test_the_profiler_is_in_use() -> None:
+    """Torch has one profiler: before the block it is an error, and in the block there are no times, and a warning."""
+    with torch.profiler.profile(), pytest.raises(UsageError, match="on already"), Report.record(waits=True):
+        pass
+    with pytest.warns(UserWarning, match="no waiting times"), Report.record(waits=True) as report:
+        with torch.profiler.profile() as profile:
+            torch.ones(3)
+    assert (len(report.waits), "aten::ones" in [event.name for event in profile.events()]) == (0, True)

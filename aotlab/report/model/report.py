@@ -158,8 +158,8 @@ class Report(Views["Report"]):
         waits
             Whether to measure the time that this process spends in collectives, for the table ``waits``. The slowest
             rank waits least. Torch's profiler measures it, for gloo and NCCL, also for the collectives of DDP and
-            FSDP2. It costs time and memory, above all on a GPU, where it records each kernel. The block cannot use
-            `torch.profiler` itself.
+            FSDP2. It costs time and memory, above all on a GPU, where it records each kernel. If the block uses
+            `torch.profiler` itself, there are no times, and a warning says so.
 
         Returns
         -------
