@@ -276,7 +276,7 @@ def test_the_profiler_is_in_use() -> None:
     """Torch has one profiler: before the block it is an error, and in the block there are no times, and a warning."""
     with torch.profiler.profile(), pytest.raises(UsageError, match="on already"), Report.record(waits=True):
         pass
-    with pytest.warns(UserWarning, match="no waiting times"), Report.record(waits=True) as report:
-        with torch.profiler.profile() as profile:
-            torch.ones(3)
+    warned = pytest.warns(UserWarning, match="no waiting times")
+    with warned, Report.record(waits=True) as report, torch.profiler.profile() as profile:
+        torch.ones(3)
     assert (len(report.waits), "aten::ones" in [event.name for event in profile.events()]) == (0, True)
