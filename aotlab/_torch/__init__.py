@@ -54,7 +54,8 @@ from aotlab._torch.higher_order_ops import (
     ShapeEnv, under_autocast_as_now,
 )  # fmt: skip
 from aotlab._torch.undocumented_ops import (
-    APPLY_OF_C, ASSERTIONS, ASSERT_SCALAR, CAST, CASTS_INSIDE, CONJUGATE, DATA_OF, FUNCTION_APPLY, ITEM, MAKE_TOKEN,
+    APPLY_OF_C, ASSERTIONS, ASSERT_SCALAR, CAST, CASTS_INSIDE, CONJUGATE, DATA_OF, FUNCTION_APPLY, ITEM,
+    KEEPING_RNN_LAYER, MAKE_TOKEN,
     ONEDNN_RNN_LAYER, ONE_HOT, PROFILER_MARKS, PUTS, PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN,
     UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS, default_generator, eager_kernels, has_composite_kernel_only,
     lowers_version, no_python_dispatcher, replace_unguarded, unseen_by_dynamo, without_onednn,

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aotlab._torch.higher_order_ops import with_shape_environment
 from aotlab._torch.replaced import replaced
-from aotlab._torch.undocumented_ops import WITH_EFFECTS
+from aotlab._torch.undocumented_ops import KEEPING_RNN_LAYER, WITH_EFFECTS
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -139,6 +139,7 @@ def inductor_compile(
         shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
     with (
         config.patch({"fallback_random": exact_random, "trace.provenance_tracking_level": 2}),
+        config.patch(size_asserts=config.size_asserts and not _has_workspace(module)),
         config.patch(list_mode_options("max-autotune-no-cudagraphs") if max_autotune else {}),
         debug.reset_provenance_globals(),  # in these globals, Inductor notes from which nodes it made each kernel
         V.set_fake_mode(fake_mode),
@@ -166,6 +167,12 @@ def inductor_compile(
         if compiled.from_cache and shows_passes:
             _apply_passes(module, inputs, is_inference=is_inference)
         return compiled
+
+
+def _has_workspace(module: fx.GraphModule) -> bool:
+    """Tell whether an op of a graph returns oneDNN's workspace. Its size is only known after the op has run."""
+    ops = (node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+    return any(op.name() == KEEPING_RNN_LAYER for op in ops)
 
 
 def _cache_hits() -> int:

@@ -103,6 +103,8 @@ WITH_EFFECTS: HigherOrderOperator = torch.ops.higher_order.with_effects
 MAKE_TOKEN, SINK_TOKENS = torch.ops.prims._make_token.default, torch.ops.prims._sink_tokens.default
 #: The op by which eager runs one layer of an LSTM with oneDNN.
 ONEDNN_RNN_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
+#: The name of our op that runs it with grad mode on.
+KEEPING_RNN_LAYER = "aotlab::onednn_rnn_layer"
 #: Lets composite ops run their C++ decompositions in a block, as eager does, and not those that Python registers.
 no_python_dispatcher: Callable[[], AbstractContextManager[None]] = torch._C._DisablePythonDispatcher
 #: The functions that read or set the state of random generators.

@@ -1,9 +1,11 @@
 """LSTMs in training: on the CPU, eager runs a oneDNN kernel, and this kernel reads grad mode when it runs.
 
-A compiled forward runs without grad mode. So it calls an op that turns grad mode on for the kernel. Backends that need
-not match eager bit for bit get the ops that define an LSTM instead, because they can fuse these. If sizes are symbolic,
-each backend gets the kernel, with one call for each layer and direction, because torch's own loop over layers reads
-sizes as numbers.
+A compiled forward runs without grad mode. So it calls an op that turns grad mode on for the kernel. For a short
+sequence, backends that need not match eager bit for bit get the ops that define an LSTM instead, because they can fuse
+these. The number of these ops grows with the length of the sequence. For two layers of 32 steps, Inductor took minutes
+to compile them, and they took 1.7 times as long as the kernel. So for a longer sequence, such backends get the kernel,
+too. If sizes are symbolic, each backend gets the kernel, with one call for each layer and direction, because torch's
+own loop over layers reads sizes as numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from aotlab.trace.escapes import EscapeGuard, Handler
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import OpHandler, Recorder
 from aotlab.trace.running_recorder import is_exact
+
+#: A training step with more steps of the loop than this, in all layers and directions together, calls the kernel.
+UNROLLED = 16
 
 
 class Lstm(Quirk):
@@ -39,7 +44,7 @@ def _lstm(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return _by_layers(*args, **kwargs)
     if not torch.is_grad_enabled():
         return guard.run(func, args, kwargs)
-    if is_exact():
+    if is_exact() or (_is_for_kernel(*args) and _steps(*args) > UNROLLED):
         with internals.no_python_dispatcher():  # torch's Python dispatcher would compute the LSTM by other ops
             return func(*args, **kwargs)
     with internals.without_onednn():
@@ -55,6 +60,13 @@ def _is_for_kernel(x: Tensor, hidden: Any, weights: Any, *flags: Any) -> bool:
         return False
     is_float = all(each.is_cpu and each.dtype == torch.float32 for each in (x, *hidden, *weights))
     return is_float and bool(torch.backends.mkldnn.enabled)
+
+
+def _steps(x: Tensor, _hidden: Any, _weights: Any, *flags: Any) -> int:
+    """Return the number of steps that the loops of a call of `torch.lstm` have in all layers and directions."""
+    _, layers, _, _, both, batch_first = flags
+    steps: int = x.shape[1 if batch_first else 0] * layers * (1 + both)
+    return steps
 
 
 def _by_layers(x: Tensor, hidden: Any, weights: Any, *flags: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +106,7 @@ def _keeping_layer() -> Any:
             results: tuple[Tensor, Tensor, Tensor, Tensor] = internals.ONEDNN_RNN_LAYER(*args)
         return results
 
-    name, schema = "aotlab::onednn_rnn_layer", str(internals.ONEDNN_RNN_LAYER._schema)
+    name, schema = internals.KEEPING_RNN_LAYER, str(internals.ONEDNN_RNN_LAYER._schema)
     torch.library.define(name, schema[schema.index("(") :])
     torch.library.impl(name, "CPU", layer)
     torch.library.register_fake(name, lambda *args: internals.ONEDNN_RNN_LAYER(*args))

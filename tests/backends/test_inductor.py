@@ -11,6 +11,7 @@ from aotlab.backends.inductor_backend import InductorBackend, kernels_in
 from aotlab.errors import TransformError
 from aotlab.ir.fx_graphs import is_random
 from aotlab.ir.metadata import MutationType
+from aotlab.report import Report
 from aotlab.verification import verify
 from tests.engine_helpers import heard_events, leaf, metadata, record, refusing
 
@@ -236,6 +237,22 @@ def test_results_that_eager_has_apart_do_not_share_memory():
         before = hidden.detach().clone()
         out.detach().zero_()
         assert torch.equal(hidden, before)
+
+
+@pytest.mark.parametrize(("steps", "kernels"), [(8, 0), (9, 2)])
+def test_long_sequences_of_an_lstm_run_by_a_kernel(steps, kernels):
+    """Two layers of nine steps are two calls of oneDNN's kernel; two layers of eight steps are unrolled."""
+    lstm, x = torch.nn.LSTM(3, 4, 2, batch_first=True), torch.randn(2, steps, 3, requires_grad=True)
+    compiled, found = aotlab.compile(lstm), []
+    with Report.record() as recording:
+        for function in (lstm, compiled):
+            out, (hidden, cell) = function(x)
+            leaves = [x, *lstm.parameters()]
+            found.append([out, hidden, cell, *torch.autograd.grad((out.sum() + hidden * cell).sum(), leaves)])
+    torch.testing.assert_close(*found)
+    nodes = recording.report().nodes.query("stage == 'partition' and part == 'forward'")
+    assert nodes.target.eq("aotlab.onednn_rnn_layer.default").sum() == kernels
+    assert compiled.compiled.calls.eager == 0
 
 
 def test_ops_that_could_be_decomposed_are_called_in_ci(monkeypatch):

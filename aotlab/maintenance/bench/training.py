@@ -200,7 +200,8 @@ def figure(
             row["our_min_cut_bytes"] = cut.held()
         backend = "inductor" if inductor else "eager"
         row |= varied(trained, device, backend=backend, rounds=2 if inductor else 1, say=say) if trained.sizes else {}
-    return ModelFigure(**row, problem="; ".join([*problems, *_broken_promises(row, held=trained.by_stock)]))
+    limits = {**row, "stock_bytes": math.inf} if trained.unrolled_by_stock else row
+    return ModelFigure(**row, problem="; ".join([*problems, *_broken_promises(limits, held=trained.by_stock)]))
 
 
 def _broken_promises(row: dict[str, Any], *, held: bool = True) -> list[str]:
