@@ -48,9 +48,9 @@ saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
 #: The frontend of cells without the option ``--frontend``. With ``"dynamo"``, Dynamo captures the cell. With
 #: ``"auto"``, the cell's lines and the functions that they call are traced directly, which takes a fraction of Dynamo's
-#: time; Dynamo captures what cannot be traced, and Python runs the steps of optimizers. Cells with ``--time``,
-#: ``--rehearse`` or another engine always use Dynamo, because these options need it. Read when a cell runs. In a
-#: notebook, ``%aotlab config cell_frontend=auto`` sets it.
+#: time; Dynamo captures what cannot be traced, and optimizer steps run eagerly. Cells with ``--time``, ``--rehearse``,
+#: ``--engine upstream`` or ``--engine both`` always use Dynamo, because these options need it. Read when a cell runs.
+#: In a notebook, ``%aotlab config cell_frontend=auto`` sets it.
 cell_frontend: Literal["dynamo", "auto"] = "dynamo"
 
 #: How the page in a notebook shows a new report. ``"report"``: in full. ``"verdict"``: as the line with the verdict, so
@@ -65,7 +65,8 @@ save_runs: bool = os.environ.get("AOTLAB_RUNS", "").lower() != "off"
 
 #: Whether graphs that Inductor compiles for aotlab are stored in Inductor's cache on disk, so that later processes take
 #: them from there. ``aotlab doctor`` shows the folder. The environment variable ``AOTLAB_CACHE=off`` sets it to False.
-#: (Torch's own switch, ``TORCHINDUCTOR_FX_GRAPH_CACHE=0``, holds for aotlab's graphs, too.)
+#: (``TORCHINDUCTOR_FX_GRAPH_CACHE=0`` also disables it.) aotlab does not use a folder that belongs to another user or
+#: is world-writable.
 cache: bool = os.environ.get("AOTLAB_CACHE", "").lower() != "off"
 
 #: The rare cases that are compiled, by the name of their file in `aotlab.quirks`. A call that needs a quirk that is not

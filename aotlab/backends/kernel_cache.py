@@ -2,8 +2,8 @@
 
 Inductor finds a compiled graph on disk by a key. The key is a hash of the graph, of its inputs, of all settings, and of
 the versions of torch and of the machine's software. For each key, this module stores the hashes of these parts in a
-JSON file beside the cache. When a graph is not on disk, it looks for the stored key that has the most parts in
-common, and names the parts that differ. The files only explain: no kernel is chosen by them.
+JSON file beside the cache. When a graph is not in the cache, it compares the graph's key with the last keys that aotlab
+stored, and names the parts that differ from the nearest one. The files only explain: no kernel is chosen by them.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def cache_folder() -> Path:
 
 
 def is_ours() -> bool:
-    """Tell whether only the user, or the system's administrator, can write to Inductor's folder.
+    """Tell whether Inductor's folder belongs to the user or to root, and is not world-writable.
 
-    A compiled graph is a pickle, and loading a pickle can run any code. So aotlab takes no graph from a folder that
-    others can write to, and warns once.
+    A compiled graph is a pickle, and loading a pickle can run any code. So aotlab does not load graphs from other
+    folders, and warns once. On Windows, nothing is checked.
     """
     folder = cache_folder()
     problem = strangers(folder)
     if problem:
-        _warn(f"aotlab takes no compiled graphs from {folder}, because {problem}; {ADVICE}")
+        _warn(f"aotlab does not load compiled graphs from {folder}, because {problem}; {ADVICE}")
     return not problem
 
 
 def strangers(folder: Path) -> str:
-    """Say who else can write to a folder, in words; return an empty text if nobody else can, or it does not exist."""
+    """Say in words that a folder belongs to another user or is world-writable. Otherwise return an empty text."""
     try:
         state = folder.stat()
     except OSError:
@@ -83,7 +83,7 @@ def _warn(text: str) -> None:
 
 
 def miss(cache_key: tuple[str, Sequence[str]] | None) -> str:
-    """Say why Inductor did not find a graph that it has compiled now in its cache, and store the parts of its key.
+    """Say why Inductor did not find a graph in its cache, and store the parts of the graph's key.
 
     ``cache_key`` is the key and Inductor's lines about it: the hash, the name and the text of each part. The result is
     empty if ``cache_key`` is None because no cache is used, or if the folder cannot be written to.
@@ -95,7 +95,8 @@ def miss(cache_key: tuple[str, Sequence[str]] | None) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-        stored = [each for file in files[:MOST] if file.stem != key and (each := _read(file))]
+        before = (folder / f"{key}.json").exists()
+        stored = [each for file in files[:MOST] if (each := _read(file))]
         for file in files[MOST - 1 :]:
             file.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as new:
@@ -103,7 +104,7 @@ def miss(cache_key: tuple[str, Sequence[str]] | None) -> str:
         os.replace(new.name, folder / f"{key}.json")
     except OSError:
         return ""
-    return _reason(parts, stored)
+    return "this graph was cached before, but its file is missing or damaged" if before else _reason(parts, stored)
 
 
 def _read(file: Path) -> dict[str, str] | None:
@@ -118,17 +119,15 @@ def _read(file: Path) -> dict[str, str] | None:
 
 def _reason(parts: Mapping[str, str], stored: Sequence[Mapping[str, str]]) -> str:
     if not stored:
-        return "the cache on disk was empty"
+        return "there is no record of earlier graphs in this cache"
     same = [each for each in stored if each.get("gm") == parts.get("gm")]
     if not same:
-        return "no graph with the same ops and constants was on disk"
+        return "no recorded graph has the same ops and constants"
     differing = [[name for name in {**each, **parts} if each.get(name) != parts.get(name)] for each in same]
     nearest = min(differing, key=len)
     names = list(dict.fromkeys(map(_words, nearest)))
-    if not names:
-        return "the stored graph was removed or damaged"
     words = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more parts of the key" if names[_NAMED:] else "")
-    return f"the nearest graph on disk differs in {words}"
+    return f"the nearest recorded graph differs in {words}"
 
 
 def _words(part: str) -> str:

@@ -311,7 +311,7 @@ def check_caches() -> Finding:
         return Finding(
             subject="kernel cache",
             status="problem",
-            seen=f"{folder}: {problem}, so aotlab takes no compiled graphs from it",
+            seen=f"{folder}: {problem}, so aotlab does not load compiled graphs from it",
             advice=kernel_cache.ADVICE,
         )
     free = shutil.disk_usage(folder).free / 1e9

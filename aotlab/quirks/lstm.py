@@ -23,7 +23,7 @@ from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import OpHandler, Recorder
 from aotlab.trace.running_recorder import is_exact
 
-#: A training step with more steps of the loop than this, in all layers and directions together, calls the kernel.
+#: The largest sequence length × layers × directions for which the loop is unrolled in training.
 UNROLLED = 16
 
 

@@ -314,7 +314,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "language": (_TEXT, "triton, c++, python or extern"),
         "source": (_TEXT, "the kernel's source"),
         "from_cache": (_TRUTH, "whether Inductor took the compiled graph with this kernel from its cache on disk"),
-        "cache_miss": (_TEXT, "why the graph was not found in that cache: what the nearest stored graph differs in"),
+        "cache_miss": (
+            _TEXT,
+            "why the graph was not found in that cache: what differs from the nearest recorded graph",
+        ),
         "registers": (
             _COUNT,
             "GPU registers of a thread; this column and the following ones have values only for kernels that were "
@@ -379,7 +382,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "waits": {
         "op": (_TEXT, "the collective, for example all_reduce"),
         "count": (_COUNT, "how often the process called it, in graphs and outside of them"),
-        "duration_ns": (_COUNT, "how long the calls were in progress, in ns; time that several share counts once"),
+        "duration_ns": (_COUNT, "the total duration in ns; time in which several collectives run counts once"),
     },
     "calls": {
         **_KEY,

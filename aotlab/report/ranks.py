@@ -198,5 +198,5 @@ def _waited(reports: Mapping[int, Report]) -> Iterator[RankRow]:
             value, expected = (f"{duration(waits[n])} of {duration(reports[n].duration_ns)}" for n in (least, other))
             yield RankRow(
                 rank=least, reference=other, fact="waiting", subject="in collectives", value=value, expected=expected,
-                change="the others waited for it",
+                change="the others probably waited for it",
             )  # fmt: skip

@@ -26,7 +26,7 @@ def duration(ns: int | None) -> str:
     return f"{ns} ns"
 
 
-#: The rule for values that are not equal bit for bit, but differ only because the compiled code rounds differently.
+#: The name of the rule for values that differ by a few units in the last place; see `aotlab.verification.judgement`.
 ROUNDED = "up to rounding"
 
 

@@ -231,7 +231,7 @@ def _verified(report: Report) -> tuple[State, str]:
     if not rows:
         return "unverified", "not verified"
     compared = amount(len(rows), "observable")
-    if rounded := sum(row.tolerance == ROUNDED for row in rows):
+    if rounded := sum(row.equal and row.tolerance == ROUNDED for row in rows):
         compared += f" ({rounded:,} {ROUNDED})"
     different = [row for row in rows if not row.equal]
     if different:

@@ -1563,7 +1563,7 @@ test('the page of several ranks opens with their differences, and shows the repo
     subject: 'in collectives',
     value: '100 ms of 4.00 s',
     expected: '3.20 s of 4.00 s',
-    change: 'the others waited for it'
+    change: 'the others probably waited for it'
   };
   const waits = (duration_ns: number): IJson => ({ wait_rows: [{ op: 'barrier', count: 3, duration_ns }] });
   const second = counted({ ...rank(1, 2), ...waits(1e8) });
@@ -1592,7 +1592,7 @@ test('the page of several ranks opens with their differences, and shows the repo
   assert.match(text('[data-table="rank list"] tbody'), /rank 0 \(shown\).*3\.20 s/);
   assert.equal(
     text('[data-waited-least]'),
-    'Rank 1 waited least, 100 ms of 4.00 s; the others waited for it (rank 0: 3.20 s of 4.00 s).'
+    'Rank 1 spent least time in collectives, 100 ms of 4.00 s; the others probably waited for it (rank 0: 3.20 s of 4.00 s).'
   );
   one('[data-key="rank 1"]').click();
   assert.equal(one('.aotlab-report').dataset['identifier'], 'rank-1');

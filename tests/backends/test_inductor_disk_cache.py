@@ -170,6 +170,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def test_a_miss_says_that_the_graph_was_removed(cache: Path) -> None:
+    """If a graph was cached before and its file is gone or damaged, the report says so."""
+    for _ in range(2):
+        reason = _misses(lambda x: x.sin() + 2, torch.ones(3))
+        for file in (cache / "fxgraph").rglob("*"):
+            if file.is_file():
+                file.write_bytes(b"not a graph")
+    assert reason == {"this graph was cached before, but its file is missing or damaged"}
+
+
 @pytest.mark.usefixtures("cache")
 def test_a_miss_names_the_parts_of_the_key_that_differ() -> None:
     """The report compares the key with the nearest stored key. A hit has no reason."""
@@ -178,17 +188,17 @@ def test_a_miss_names_the_parts_of_the_key_that_differ() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 2
 
-    assert _misses(function, torch.ones(3)) == {"the cache on disk was empty"}
+    assert _misses(function, torch.ones(3)) == {"there is no record of earlier graphs in this cache"}
     assert _misses(function, torch.ones(3)) == {""}
     sizes = "input 0 (its sizes, strides, dtype or device)"
-    assert _misses(function, torch.ones(4, 5)) == {f"the nearest graph on disk differs in {sizes}"}
+    assert _misses(function, torch.ones(4, 5)) == {f"the nearest recorded graph differs in {sizes}"}
     with inductor_config.patch(max_fusion_size=7):
         assert _misses(function, torch.ones(3)) == {
-            "the nearest graph on disk differs in Inductor's setting `max_fusion_size`"
+            "the nearest recorded graph differs in Inductor's setting `max_fusion_size`"
         }
         # the nearest graph was compiled with this setting
-        assert _misses(function, torch.ones(9, 9)) == {f"the nearest graph on disk differs in {sizes}"}
-    assert _misses(lambda x: x.cos() + 2, torch.ones(3)) == {"no graph with the same ops and constants was on disk"}
+        assert _misses(function, torch.ones(9, 9)) == {f"the nearest recorded graph differs in {sizes}"}
+    assert _misses(lambda x: x.cos() + 2, torch.ones(3)) == {"no recorded graph has the same ops and constants"}
 
 
 def test_foreign_files_beside_the_keys_are_ignored(cache: Path) -> None:
@@ -205,7 +215,7 @@ def test_foreign_files_beside_the_keys_are_ignored(cache: Path) -> None:
     (folder / "deep.json").write_text("[" * 100_000)
     (folder / "large.json").write_text(json.dumps({"gm": "x" * 300_000}))
     assert _misses(lambda x: x.sin() + 2, torch.ones(4)) == {
-        "the nearest graph on disk differs in input 0 (its sizes, strides, dtype or device)"
+        "the nearest recorded graph differs in input 0 (its sizes, strides, dtype or device)"
     }
     for at in range(80):
         (folder / f"{at}.json").write_text('{"gm": "another"}')
@@ -241,7 +251,9 @@ def test_nothing_is_loaded_from_a_folder_that_others_can_write_to(cache: Path, t
     for file in files:
         file.write_bytes(pickle.dumps(Hostile(tmp_path / "touched")))
     cache.chmod(0o777)
-    with pytest.warns(RuntimeWarning, match=r"takes no compiled graphs from .*, because every user can write to it"):
+    with pytest.warns(
+        RuntimeWarning, match=r"does not load compiled graphs from .*, because every user can write to it"
+    ):
         assert torch.equal(aotlab.compile(function)(x), expected)
     assert files
     assert not (tmp_path / "touched").exists()

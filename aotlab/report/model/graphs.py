@@ -218,8 +218,8 @@ class Kernel:
     from_cache
         Whether Inductor took the compiled graph with this kernel from its cache on disk.
     cache_miss
-        Why Inductor did not find the graph in its cache, as words: what the nearest stored graph differs in. Empty if
-        the graph was found, or if no cache was used.
+        Why Inductor did not find the graph in its cache, as words: what differs from the nearest of the last graphs
+        that aotlab recorded. Empty if the graph was found, or if no cache was used.
     registers, shared_bytes, spilled_bytes, blocks
         Only for a kernel that was compiled for a GPU that this machine does not have (a rehearsal): the number of GPU
         registers of a thread, the shared memory of a thread block, the bytes that a thread spills, and the number of

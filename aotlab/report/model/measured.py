@@ -315,10 +315,11 @@ class RankRow:
     ----------
     rank, reference
         The rank that differs, and the rank that it is compared with, which did as most ranks did. They are equal if
-        the rank is compared with none: it sent no report, or it ended early.
+        the rank is compared with none: it sent no report, or it ended early. For ``"waiting"``, the reference is the
+        rank with the second-shortest time.
     fact
         ``"missing"`` (the rank sent no report), ``"ended"`` (an error ended its block or script), ``"recompile"``,
-        ``"refusal"``, ``"graph break"``, ``"waiting"`` (it waited much less in collectives), or a fact of `RunRow`.
+        ``"refusal"``, ``"graph break"``, ``"waiting"`` (it spent much less time in collectives), or a fact of `RunRow`.
     frame, graph, part, subject
         As in `RunRow`.
     value, expected
@@ -357,8 +358,9 @@ class WaitRow:
     count
         How often it was called.
     duration_ns
-        How long the calls took, each from its begin until its result was there. If several collectives run at the same
-        time, this time is added to the one that began first. Computation may run at the same time, too.
+        The total duration of the collectives: for gloo, from the call to the result; for NCCL, the duration of the
+        kernel on the GPU. If several collectives run at the same time, this time is added to the one that began first.
+        Computation may run at the same time, too.
     """
 
     op: str

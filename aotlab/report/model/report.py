@@ -156,10 +156,10 @@ class Report(Views["Report"]):
             the rank. A path names a folder into which each rank writes its report when the block ends; ``aotlab report
             FOLDER`` reads it.
         waits
-            Whether to measure the time that this process spends in collectives, for the table ``waits``. The slowest
-            rank waits least. Torch's profiler measures it, for gloo and NCCL, also for the collectives of DDP and
-            FSDP2. It costs time and memory, above all on a GPU, where it records each kernel. If the block uses
-            `torch.profiler` itself, there are no times, and a warning says so.
+            Whether to measure the time that this process spends in collectives, for the table ``waits``. The rank that
+            spends least time there is often the slow one. Torch's profiler measures it, for gloo and NCCL, also for the
+            collectives of DDP and FSDP2. It costs time and memory, above all on a GPU, where it records each kernel. If
+            the block uses `torch.profiler` itself, there are no times, and a warning says so.
 
         Returns
         -------

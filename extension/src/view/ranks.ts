@@ -141,7 +141,16 @@ function rankTable(context: IContext): HTMLElement {
     timeColumn('called_ns', 'compiled calls took', 'Wall time of compiled calls, without the compilations', report =>
       report.time_rows.filter(row => row.kind === 'compiled').reduce((total, row) => total + row.duration_ns, 0)
     ),
-    ...(waited ? [timeColumn('wait_ns', 'in collectives', 'How long collectives were in progress', waitOf)] : []),
+    ...(waited
+      ? [
+          timeColumn(
+            'wait_ns',
+            'in collectives',
+            'Total duration of the collectives: the transfer, and the wait for other ranks',
+            waitOf
+          )
+        ]
+      : []),
     timeColumn('duration_ns', 'recorded', 'Wall time of the recording', report => report.duration_ns),
     {
       name: 'ended',
@@ -332,7 +341,7 @@ function waitTable(context: IContext): Child[] {
       : h(
           'p',
           { 'data-waited-least': '' },
-          `Rank ${least.rank} waited least, ${least.value}; ${least.change} (rank ${least.reference}: ${least.expected}).`
+          `Rank ${least.rank} spent least time in collectives, ${least.value}; ${least.change} (rank ${least.reference}: ${least.expected}).`
         ),
     table(context, {
       name: 'waits',
