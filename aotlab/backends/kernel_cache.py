@@ -23,6 +23,7 @@ ADVICE = "set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
 #: So many files are kept: those that were written last.
 MOST = 64
 _LARGEST = 200_000
+_BEFORE = "this graph was cached before, but its file is missing, damaged or for other sizes"
 #: So many differing parts are named.
 _NAMED = 3
 _LINE = re.compile(r"\[(\w+)\] ([^:]+):")
@@ -104,7 +105,8 @@ def miss(cache_key: tuple[str, Sequence[str]] | None) -> str:
         os.replace(new.name, folder / f"{key}.json")
     except OSError:
         return ""
-    return "this graph was cached before, but its file is missing or damaged" if before else _reason(parts, stored)
+    # One key may have several files: for varying sizes, each file has its own conditions on the sizes.
+    return _BEFORE if before else _reason(parts, stored)
 
 
 def _read(file: Path) -> dict[str, str] | None:

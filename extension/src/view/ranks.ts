@@ -1,4 +1,4 @@
-/** Ranks: the processes of a distributed job, their differences, their collectives, and how long they waited. */
+/** Ranks: the processes of a distributed job, their differences, their collectives, and the time in them. */
 
 import { frameCountsOf } from '../model/report';
 import type { RankRow, Report, WaitRow } from '../model/report';
@@ -315,7 +315,7 @@ const WAITS: readonly Column<IWait>[] = [
   {
     name: 'duration_ns',
     title: 'in progress',
-    help: 'From the call until the result was there. Time that several collectives share counts once',
+    help: 'For gloo, from the call to the result; for NCCL, the kernel. If several run at a time, it counts once',
     kind: 'number',
     value: ({ row }) => row.duration_ns,
     cell: ({ row }) => duration(row.duration_ns)
