@@ -57,7 +57,8 @@ from aotlab._torch.undocumented_ops import (
     APPLY_OF_C, ASSERTIONS, ASSERT_SCALAR, CAST, CASTS_INSIDE, CONJUGATE, DATA_OF, FUNCTION_APPLY, ITEM,
     KEEPING_RNN_LAYER, MAKE_TOKEN, ONEDNN_RNN_LAYER, ONE_HOT, PROFILER_MARKS, PUTS, PUT_BY_KERNEL, SETS_DATA,
     SINK_TOKENS, SOFTMAX, TORCHS_OWN, UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS, default_generator,
-    eager_kernels, has_composite_kernel_only, lowers_version, no_python_dispatcher, replace_unguarded, unseen_by_dynamo, without_onednn,
+    eager_kernels, has_composite_kernel_only, lowers_version, no_python_dispatcher, replace_unguarded,
+    unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.kernel_differences import LAID_OUT, as_in_eager, assume_copy, may_raise, may_raise_late
 from aotlab._torch.replaced import replaced
