@@ -314,10 +314,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "language": (_TEXT, "triton, c++, python or extern"),
         "source": (_TEXT, "the kernel's source"),
         "from_cache": (_TRUTH, "whether Inductor took the compiled graph with this kernel from its cache on disk"),
-        "cache_miss": (
-            _TEXT,
-            "why the graph was not found in that cache: what differs from the nearest recorded graph",
-        ),
+        "cache_miss": (_TEXT, "why the graph was not in that cache: what differs from the nearest recorded graph"),
         "registers": (
             _COUNT,
             "GPU registers of a thread; this column and the following ones have values only for kernels that were "
