@@ -1,9 +1,11 @@
-"""Inductor's cache on disk: whether aotlab may use it, and why a graph was not found in it.
+"""Inductor's cache on disk: whether aotlab may use it, why a graph was not found in it, and how large it may become.
 
 Inductor finds a compiled graph on disk by a key. The key is a hash of the graph, of its inputs, of all settings, and of
 the versions of torch and of the machine's software. For each key, this module stores the hashes of these parts in a
 JSON file beside the cache. When a graph is not in the cache, it compares the graph's key with the last keys that aotlab
 stored, and names the parts that differ from the nearest one. The files only explain: no kernel is chosen by them.
+
+Inductor never removes a file from its cache. `bound` removes the least recently used ones.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ import getpass
 import json
 import os
 import re
+import stat
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from aotlab import config
 
 ADVICE = "set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
 #: So many files are kept: those that were written last.
@@ -26,6 +32,17 @@ _LARGEST = 200_000
 _BEFORE = "this graph was cached before, but its file is missing, damaged or for other sizes"
 #: So many differing parts are named.
 _NAMED = 3
+#: The files that may be removed: kernels and wrappers, graphs, and Triton's kernels. Their names contain hashes.
+_REMOVABLE = {
+    "[a-z2-7][a-z2-7]/c*": re.compile(r"(..)/c\1[a-z2-7]{49}\..+"),
+    "fxgraph/??/*/*": re.compile(r"fxgraph/(..)/f\1[a-z2-7]{49}/[a-z2-7]+"),
+    "triton/*/*/*": re.compile(r"triton/\d+/[A-Z2-7]{52}/.+"),
+}
+#: A file that was used in the last hour is kept, because a process may be about to load it.
+_IN_USE = 3600.0
+#: The size is looked at once in so many seconds.
+_INTERVAL = 600.0
+_last_bound = -_INTERVAL
 _LINE = re.compile(r"\[(\w+)\] ([^:]+):")
 _WORDS = {
     "torch_version": "torch's version",
@@ -105,8 +122,38 @@ def miss(cache_key: tuple[str, Sequence[str]] | None) -> str:
         os.replace(new.name, folder / f"{key}.json")
     except OSError:
         return ""
+    _bound_sometimes()
     # One key may have several files: for varying sizes, each file has its own conditions on the sizes.
     return _BEFORE if before else _reason(parts, stored)
+
+
+def _bound_sometimes() -> None:
+    global _last_bound
+    if config.cache_bytes is not None and time.monotonic() - _last_bound >= _INTERVAL:
+        bound(cache_folder(), config.cache_bytes)
+        _last_bound = time.monotonic()
+
+
+def bound(folder: Path, most: int) -> None:
+    """Remove the least recently used files of Inductor's cache until all together have at most ``most`` bytes.
+
+    Inductor compiles again what it does not find. Only files with Inductor's and Triton's names are removed or counted,
+    in case ``folder`` contains other files, too. Files that were used in the last hour stay.
+    """
+    files = []
+    for pattern, name in _REMOVABLE.items():
+        for file in folder.glob(pattern):
+            with contextlib.suppress(OSError):
+                state = file.lstat()
+                if stat.S_ISREG(state.st_mode) and name.fullmatch(file.relative_to(folder).as_posix()):
+                    files.append((max(state.st_atime, state.st_mtime), state.st_size, file))
+    excess = sum(size for _, size, _ in files) - most
+    for used, size, file in sorted(files):
+        if excess <= 0 or used > time.time() - _IN_USE:
+            return
+        with contextlib.suppress(OSError):
+            file.unlink()
+            excess -= size
 
 
 def _read(file: Path) -> dict[str, str] | None:

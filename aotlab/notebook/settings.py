@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+import types
 import typing
 from pathlib import Path
 
@@ -89,7 +90,8 @@ def _change(text: str) -> tuple[str, object]:
     except (SyntaxError, ValueError):
         value = written
     choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-    if value not in choices if choices else type(value) is not hint:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value not in choices if choices else type(value) not in kinds:
         allowed = " or ".join(map(str, choices)) or f"a value of the type {getattr(hint, '__name__', hint)}"
         raise ShellUsageError(f"{name}={written}: use {allowed}")
     return name, value

@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,51 @@ def test_foreign_files_beside_the_keys_are_ignored(cache: Path) -> None:
         (folder / f"{at}.json").write_text('{"gm": "another"}')
     _misses(lambda x: x.sin() + 2, torch.ones(5))
     assert len(list(folder.iterdir())) == kernel_cache.MOST
+
+
+def test_the_least_recently_used_files_are_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit, old files of Inductor go first. Recent and foreign files stay, and results are as before."""
+    from torch._inductor.utils import clear_caches
+
+    def of_inductor() -> dict[Path, int]:
+        paths = [*cache.glob("??/c*"), *cache.glob("fxgraph/*/*/*")]
+        return {each: each.stat().st_size for each in paths}
+
+    def age(files: Iterable[Path], hours: int) -> None:
+        for file in files:
+            os.utime(file, (time.time() - hours * 3600,) * 2)
+
+    x = torch.ones(3)
+    _misses(lambda x: x.sin() + 2, x)
+    first = of_inductor()
+    assert {each.suffix for each in first} >= {".py", ".cpp", ".so", ""}
+    _misses(lambda x: x.cos() + 3, x)
+    second = of_inductor().keys() - first.keys()
+    foreign = [cache / "thesis.tex", cache / "ab" / "cab.py", cache / "fxgraph" / "ab" / "notes" / "list"]
+    for each in foreign:
+        each.parent.mkdir(parents=True, exist_ok=True)
+        each.write_text("x" * 10_000_000)
+    age([*first, *foreign], hours=100)
+    age(second, hours=50)
+    together = sum(of_inductor()[each] for each in {*first, *second})
+    kernel_cache.bound(cache, together)
+    assert of_inductor().keys() >= {*first, *second}
+    kernel_cache.bound(cache, together - 1)
+    assert len(of_inductor().keys() & {*first, *second}) == len(first) + len(second) - 1
+    age(second, hours=0)
+    monkeypatch.setattr(kernel_cache, "_last_bound", -kernel_cache._INTERVAL)
+    with aotlab.config.patch(cache_bytes=0):
+        _misses(lambda x: x.tan() + 4, x)
+    assert not of_inductor().keys() & first.keys()
+    assert of_inductor().keys() >= second
+    assert all(each.exists() for each in foreign)
+
+    # Graphs whose kernels are gone are compiled again.
+    age([each for each in second if each.name.endswith((".so", ".cpp", ".py"))], hours=50)
+    kernel_cache.bound(cache, 0)
+    clear_caches()
+    for function in (lambda x: x.sin() + 2, lambda x: x.cos() + 3):
+        assert torch.equal(aotlab.compile(function)(x), function(x))
 
 
 def test_the_cache_can_be_switched_off(cache: Path) -> None:

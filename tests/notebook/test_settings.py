@@ -16,7 +16,7 @@ from tests.notebook.plain_shells import cell, execute, failing, printed
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
     """Leave the settings as they were."""
-    with config.patch(open="report", recompile_limit=8, debug_assert=False):
+    with config.patch(open="report", recompile_limit=8, debug_assert=False, cache_bytes=config.cache_bytes):
         yield
 
 
@@ -29,8 +29,8 @@ def test_a_setting_is_changed_printed_and_in_the_next_report(shell: InteractiveS
         return {each.name: each.value for each in report.environment.config}["open"]
 
     assert opened() == "report"
-    text, _ = printed(shell, "%aotlab config open=verdict recompile_limit=3 debug_assert=True")
-    assert text == "open = 'verdict'\nrecompile_limit = 3\ndebug_assert = True\n"
+    text, _ = printed(shell, "%aotlab config open=verdict recompile_limit=3 debug_assert=True cache_bytes=None")
+    assert text == "open = 'verdict'\nrecompile_limit = 3\ndebug_assert = True\ncache_bytes = None\n"
     assert (config.open, config.recompile_limit, config.debug_assert) == ("verdict", 3, True)
     assert opened() == "verdict"
     text, _ = printed(shell, "%aotlab config")
@@ -47,6 +47,7 @@ def test_a_setting_is_changed_printed_and_in_the_next_report(shell: InteractiveS
         ("config open=tab", "use report or verdict"),
         ("config recompile_limit=2 debug_assert=1", "a value of the type bool"),
         ("config recompile_limit=True", "a value of the type int"),
+        ("config cache_bytes=large", "a value of the type int | None"),
     ],
 )
 def test_a_wrong_setting_changes_nothing(shell: InteractiveShell, line: str, reason: str) -> None:
