@@ -45,6 +45,10 @@ class Target:
     frontend: str
     #: Whether numbers in the caller's Python objects may be inputs of the graph.
     lifts_numbers = True
+    #: Whether compiled calls may set plain Python values that the traced function sets, for example a flag.
+    repeats_changes = True
+    #: Whether the latest traced function has set such values.
+    sets_constants = False
     #: The nodes of the graph that the frontend captured, if somebody listens to events.
     nodes: tuple[NodeRecord, ...] = ()
 
@@ -102,7 +106,7 @@ class Target:
     def after_call(self) -> Callable[[Any], Any] | None:
         """Return a function that converts the traced result into the result of the call, or None to leave it unchanged.
 
-        The function writes numbers into the caller's Python objects, if the traced function changed some.
+        The function writes plain values into the caller's Python objects, if the traced function changed some.
         """
         return None
 

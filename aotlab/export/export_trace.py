@@ -71,7 +71,7 @@ class _Exported(Target):
     traced tensors that replace them.
     """
 
-    lifts_numbers = False
+    lifts_numbers = repeats_changes = False
     loss: int | None = None
     composites: Decompositions | None = None
     result: Any = None

@@ -2,13 +2,15 @@
 
 A trace sees the ops of a call, but not the Python code around them. So the values that the function can read besides
 its arguments are guarded; `aotlab.guards.reach` finds these values. If the function changes a number, it becomes an
-input, and each call writes its new value (`aotlab.guards.numbers_in_state`). If the function changes another value,
-the call is refused and the change is undone.
+input, and each call writes its new value (`aotlab.guards.numbers_in_state`). If the function changes another plain
+value, for example a flag from False to True, the entry serves only calls that find the old value, and each of these
+calls writes the new value. If the function changes anything else, the call is refused and the change is undone.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -24,9 +26,9 @@ from aotlab.capture.signals import NumbersChange, RunEagerly
 from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.frontends.module_stack import modules_named
 from aotlab.guards.code_names import line_that_changes
-from aotlab.guards.guarded_values import Mentioned
+from aotlab.guards.guarded_values import Mentioned, same_value
 from aotlab.guards.leaks import Watch
-from aotlab.guards.numbers_in_state import changed_numbers, is_number
+from aotlab.guards.numbers_in_state import changed_constants, changed_numbers, is_number
 from aotlab.guards.reach import Reach, reach
 from aotlab.guards.reached import Place, Reached, Slot, codes_in, fast_check, reader
 from aotlab.trace.tape import Untraceable
@@ -49,6 +51,8 @@ class _DirectTarget(Target):
         self._numbers: dict[Hashable, Place] = {}  # the numbers in state that are inputs
         self._before: tuple[Reached, ...] = ()  # the reached values of the last call that was captured
         self._changed: list[Place] = []  # the numbers in state that the traced function has changed
+        self._constants: list[tuple[Reached, Any]] = []  # the other plain values that it has changed, with the new ones
+        self._times_changed: Counter[Hashable] = Counter()  # in how many entries each of them has changed, by place
         self.function = function
         self.name = name
         code = getattr(getattr(function, "__func__", function), "__code__", None)
@@ -77,7 +81,8 @@ class _DirectTarget(Target):
         If numbers are lifted, the context raises `LeakedTensorError` if the function or its backward changes them: the
         backward must not read a number that the function changes, because it would get the value before the change.
         """
-        return partial(_held, self._modules(), self._slots, lifted, self._changed, self._reach_once().state)
+        reached = self._reach_once().state
+        return partial(_held, self._modules(), self._slots, lifted, self._changed, self._constants, reached)
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Return the name and kind of each lifted input."""
@@ -118,7 +123,7 @@ class _DirectTarget(Target):
             raise RunEagerly("no-guard-for-what-it-reads", what=reach.unseen)
         if reach.by_identity is not None:
             raise RunEagerly("finds-tensor-by-identity", what=reach.by_identity)
-        self._watch = watch = Watch([*modules, *reach.objects])
+        self._watch, self._constants, self.sets_constants = (watch := Watch([*modules, *reach.objects])), [], False
         try:
             result = self._run(lifted, args, kwargs)
             if (leak := watch.leaked()) is not None:
@@ -130,7 +135,15 @@ class _DirectTarget(Target):
                 if not numbers.keys() <= self._numbers.keys():
                     self._numbers |= numbers
                     raise NumbersChange
-                raise _leak("the function changes `{}`", changed, reach.state, f"return the new value, or {BY_DYNAMO}")
+                constants = changed_constants(reach.state) if self.repeats_changes else {}
+                self._times_changed.update(constants.keys())
+                if not constants or any(self._times_changed[place] > _MOST_CHANGES for place in constants):
+                    advice = f"return the new value, or {BY_DYNAMO}"
+                    raise _leak("the function changes `{}`", changed, reach.state, advice)
+                self._constants = list(constants.values())
+                for item, _ in self._constants:
+                    item.put_back()  # the first compiled call writes the new value
+                self.sets_constants = True
         except BaseException:
             _undo(reach.state, watch)
             raise
@@ -179,16 +192,18 @@ class _DirectTarget(Target):
         return (result, numbers) if numbers else result
 
     def after_call(self) -> Callable[[Any], Any] | None:
-        """Return a function that writes the new numbers into their places, and returns the result of the call."""
-        changed = self._changed
+        """Return a function that writes the changed values into their places, and returns the result of the call."""
+        changed, constants = self._changed, self._constants
 
-        def write(returned: tuple[Any, Sequence[Any]]) -> Any:
-            result, numbers = returned
+        def write(returned: Any) -> Any:
+            result, numbers = returned if changed else (returned, ())
             for place, number in zip(changed, numbers, strict=True):
                 place.write(number)
+            for item, value in constants:
+                item.place.write(value)
             return result
 
-        return write if changed else None
+        return write if changed or constants else None
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._callable(*args, **kwargs)
@@ -225,6 +240,8 @@ def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
             )
 
 
+#: If so many entries change the same value, more of them probably follow, so the next one is refused.
+_MOST_CHANGES = 4
 _WHY = "a compiled call would not repeat the change"
 _IN_BACKWARD = "the function changes `{}`, and its backward may read or change it, too"
 
@@ -285,14 +302,33 @@ def _held(
     slots: Sequence[Slot],
     lifted: Sequence[Any],
     changed: Sequence[Place],
+    constants: Sequence[tuple[Reached, Any]],
     reached: Sequence[Reached],
 ) -> Iterator[None]:
-    """Like `tensors_replaced`, but raise if a number in a slot is in ``changed``, or if it changes in the context."""
-    with tensors_replaced(modules, slots, lifted):
+    """Like `tensors_replaced`, but raise if a number in a slot is in ``changed``, or if it changes in the context.
+
+    In the context, the places of ``constants`` have the values that the forward gives them.
+    """
+    with tensors_replaced(modules, slots, lifted), _assigned(constants):
         yield
+        for item, value in constants:
+            if not same_value(item.place.read(), value):
+                raise _leak(_IN_BACKWARD, item.name, reached, f"return the new value, or {BY_DYNAMO}")
         for slot, given in zip(slots, lifted, strict=True):
             if is_number(given) and (slot.place.read() is not given or slot.place in changed):
                 raise _leak(_IN_BACKWARD, slot.name, reached, f"return the new value, or {BY_DYNAMO}")
+
+
+@contextmanager
+def _assigned(values: Sequence[tuple[Reached, Any]]) -> Iterator[None]:
+    before = [item.place.read() for item, _ in values]
+    try:
+        for item, value in values:
+            item.place.write(value)
+        yield
+    finally:
+        for (item, _), value in zip(values, before, strict=True):
+            item.place.write(value)
 
 
 @contextmanager

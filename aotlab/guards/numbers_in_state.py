@@ -8,6 +8,9 @@
 If such a number were guarded by its value, each call would need its own entry. So a number that the function changes,
 or that differs between two calls, becomes an input of the graph, like a tensor in state: each call reads it again from
 its place. `aotlab.frontends.direct` finds these numbers, and writes their new values after a call.
+
+Other plain values, such as flags and texts, change rarely. They stay guarded by their value, and `changed_constants`
+finds the new values, which a call writes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 import torch
 
-from aotlab.guards.guarded_values import Items, Value, items_in, keys_in
+from aotlab.guards.guarded_values import Items, Value, is_plain, items_in, keys_in
 from aotlab.guards.reached import Place, Reached, codes_in
 
 #: The places of the numbers that are inputs, by `Place.identity`.
@@ -39,6 +42,24 @@ def changed_numbers(reached: Sequence[Reached]) -> dict[Hashable, Place]:
     changed = (item for item in reached if item.place.kind != "attributes" and not item.holds())
     places = (place for item in changed for place in _changed_in(item.expected, item.place.read(), item.place))
     return {place.identity(): place for place in places}
+
+
+def changed_constants(reached: Sequence[Reached]) -> dict[Hashable, tuple[Reached, Any]]:
+    """Return the plain values that have changed since their snapshots were taken, each with its new value.
+
+    The keys are the identities of the places (`Place.identity`).
+
+    The result is empty if anything else has changed, too: a container, an object, or one number to another.
+    """
+    found: dict[Hashable, tuple[Reached, Any]] = {}
+    for item in reached:
+        if item.place.kind != "attributes" and not item.holds():
+            new = item.place.read()
+            is_constant = isinstance(item.expected, Value) and item.expected.is_plain and is_plain(new)
+            if not is_constant or not item.place.is_writable() or (is_number(item.expected.value) and is_number(new)):
+                return {}
+            found[item.place.identity()] = (item, new)
+    return found
 
 
 def _changed_in(expected: Any, current: Any, place: Place) -> list[Place]:

@@ -72,7 +72,7 @@ def compile_call(
         if not isinstance(declined.__cause__, SubclassError):
             raise
         declined.__cause__.__traceback__ = declined.__traceback__ = None
-    findings, target.lifts_numbers = TraceFindings(), False
+    findings, target.lifts_numbers, target.repeats_changes = TraceFindings(), False, False
     for _ in range(1 + _MOST_RETRACES):
         findings.has_news, checks_plain_inputs = False, findings.checks_plain_inputs
         try:

@@ -65,7 +65,8 @@ def make_joint(
     side_effects = _side_effects(findings, quirks, forward, sources)
     slots = _slots(segments, sources, input_sources, findings.dedupe.kept)
     lifts_numbers = not all(isinstance(value, Tensor) for value in findings.call.values[: findings.call.lifted_count])
-    runs_code = recorder.has_checkpoints or (lifts_numbers and classify_nodes(segments)[0])
+    changes_state = lifts_numbers or findings.call.target.sets_constants
+    runs_code = recorder.has_checkpoints or (changes_state and classify_nodes(segments)[0])
     holder = findings.holder if runs_code else nullcontext
     deriver = Deriver(recorder, quirks, segments, slots, tangents, holder)
     bits = node_bits(segments)
