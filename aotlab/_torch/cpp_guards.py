@@ -43,16 +43,32 @@ class Switch:
         return self.chooses or any(name in names for name in self.read_as)
 
 
+#: Variables that Inductor and Triton set themselves while they compile.
+_SET_BY_INDUCTOR = [
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_LIBDEVICE_PATH",
+    "TRITON_PTXAS_PATH", "CUBLAS_WORKSPACE_CONFIG", "KMP_DUPLICATE_LIB_OK", "CUDA_HOME",
+]  # fmt: skip
+_KEYS_OF_INDUCTOR = [*map(os.fsencode if os.name == "posix" else str, _SET_BY_INDUCTOR)]
+
+
 class Environment(dict[Any, Any]):
     """A copy of the environment variables, as the bytes that `os.environ` stores.
 
-    The ``repr`` shows only the number of variables, because their values may be secrets.
+    It does not contain the variables that Inductor sets while it compiles. Otherwise an entry that Inductor has just
+    compiled would not serve its own call. The ``repr`` shows only the number of variables, because their values may be
+    secrets.
     """
+
+    def __init__(self) -> None:
+        super().__init__(vars(os.environ)["_data"])
+        for name in _KEYS_OF_INDUCTOR:
+            self.pop(name, None)
 
     def restore(self) -> None:
         """Make these variables the environment of the process again, and remove all others."""
+        kept = {name: os.environ[name] for name in _SET_BY_INDUCTOR if name in os.environ}
         os.environ.clear()
-        os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in self.items()})
+        os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in self.items()} | kept)
 
     def __repr__(self) -> str:
         return f"<environment of {len(self)} variables>"
@@ -108,7 +124,7 @@ def _switches() -> Iterator[Switch]:
          lambda stop: setattr(checkpoint, "_enable_checkpoint_early_stop", *stop), False, ("checkpoint",))
     )  # fmt: skip
     rows.append(("torch.is_warn_always_enabled()", c._get_warnAlways, torch.set_warn_always, False, ()))
-    rows.append(("os.environ", lambda: Environment(vars(os.environ)["_data"]), Environment.restore, False, ("getenv",)))
+    rows.append(("os.environ", Environment, Environment.restore, False, ("getenv",)))
     if gpu:
         order = "the order of torch.nn.attention's kernels"
         rows.append((order, c._get_sdp_priority_order, c._set_sdp_priority_order, True, ()))

@@ -68,9 +68,27 @@ def test_a_function_that_sets_one() -> None:
 
 def test_what_is_shown() -> None:
     """The repr of the environment does not show its values, and `restore` restores them."""
-    now = internals.Environment(os.environ)
-    assert repr(now) == f"<environment of {len(os.environ)} variables>"
+    now = internals.Environment()
+    assert repr(now) == f"<environment of {len(now)} variables>"
+    assert len(now) > 3
     os.environ[NAME] = "1"
-    assert now != internals.Environment(os.environ)
+    assert now != internals.Environment()
     now.restore()
     assert NAME not in os.environ
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"])
+def test_variables_that_inductor_sets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor sets variables when it first compiles. The new entry serves its own call and the next ones."""
+    monkeypatch.setenv(name, "before")  # so that it is as before after the test
+
+    def compiler(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        os.environ[name] = str(int(os.environ.get(name, "0").replace("before", "0")) + 1)
+        return graph.forward
+
+    candidate = compiled(by_method, backend=compiler)
+    assert [candidate(torch.ones(())).item() for _ in range(3)] == [1.0] * 3
+    assert os.environ[name] == "1"
+    assert behind(candidate).calls.eager == 0
+    internals.Environment().restore()
+    assert os.environ[name] == "1"

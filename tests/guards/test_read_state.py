@@ -550,12 +550,12 @@ def test_parameters_of_other_names():
 
 
 def test_changes_are_refused_and_undone():
-    """A function that changes a value that it can read, other than a number, is refused, and the change is undone."""
-    counts, history, table = types.SimpleNamespace(n=""), [1], np.zeros(2)
+    """A function that changes an object or a container that it can read is refused, and the change is undone."""
+    counts, history, table = types.SimpleNamespace(n=()), [1], np.zeros(2)
     held = Settings()
 
     def attribute(x):
-        counts.n += "1"
+        counts.n += (1,)
         return x
 
     def item(x):
@@ -571,12 +571,12 @@ def test_changes_are_refused_and_undone():
         return x
 
     def of_class(x):
-        Settings.rate = None
+        Settings.rate = (None,)
         return x
 
     def of_globals(x):
         global SCALE
-        SCALE = None
+        SCALE = (None,)
         return x
 
     for function, name in (
@@ -585,7 +585,7 @@ def test_changes_are_refused_and_undone():
     ):  # fmt: skip
         with refusing(LeakedTensorError, match=f"the function changes `{name}`"):
             compiled(function)(torch.ones(2))
-    assert (counts.n, history, table.tolist(), Settings.rate, SCALE) == ("", [1], [0.0, 0.0], 2.0, 2.0)
+    assert (counts.n, history, table.tolist(), Settings.rate, SCALE) == ((), [1], [0.0, 0.0], 2.0, 2.0)
     assert not hasattr(held, "appeared")
 
 

@@ -25,7 +25,7 @@ from tests.engine_helpers import compiled, leaf, same
 GLOBALS = (torch.zeros(3),)
 FOUND: list[object] = []
 CONFIG = {"k": 1}
-COUNT = ""
+COUNT = ()
 
 
 @dataclass
@@ -169,7 +169,7 @@ def _sets_an_item(x):
 
 def _counts(x):
     global COUNT
-    COUNT += "1"  # here
+    COUNT += (1,)  # here
     return x * 2
 
 
@@ -412,13 +412,13 @@ class Counting(nn.Module):
         super().__init__()
         self.layer = nn.Linear(3, 3)
         self.register_buffer("seen", torch.zeros(3))
-        self.n = ""
+        self.n = ()
         self.found = []
 
 
 class CountsCalls(Counting):
     def forward(self, x):
-        self.n += "1"  # here
+        self.n += (1,)  # here
         return self.layer(x)
 
 
