@@ -66,6 +66,9 @@ class _NotebookFunction(FunctionTarget):
     If a call that ran eagerly raises an error, the error comes from the user's code, and not from the compiled form.
     """
 
+    #: The comparison with eager runs the compiled form, too, which would set the values of the user's objects.
+    repeats_changes = False
+
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         super().__init__(function)
         self.name = name

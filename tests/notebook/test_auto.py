@@ -73,6 +73,16 @@ CAPTURED = {
         "        return v * self.calls\ncount = Counter()\ny = count(x)\nz = count(x)",
         "the function changes `count.calls`",
     ),
+    "a method that sets a flag": (
+        "class Counter:\n    first = True\n    def __call__(self, v):\n        if self.first:\n"
+        "            self.first = False\n            return v * 2\n        return v + 1\ncount = Counter()\n"
+        "y = count(x)\nz = count(x)",
+        "the function changes `count.first`",
+    ),
+    "a flag of the notebook": (
+        "def f(v):\n    global scale\n    if scale == 2.0:\n        scale = None\n        return v * 2\n    return v + 1\ny = f(x)",
+        "the function changes `scale`",
+    ),
     "a stored tensor": ("cache = {}\ncache['y'] = x * 2\nz = cache['y'] + 1", "stores a tensor in `cache['y']`"),
     "a value that is needed": ("y = x * 2\nif y.sum() > 3:\n    y = y + 1", "needs the value"),
     "a new set": ("y = x + 1\nnames = {y.shape[0], 7}\nz = y * 2", "it makes a `set`"),

@@ -25,6 +25,7 @@ from typing import TextIO
 import torch
 
 from aotlab.frontends import api
+from aotlab.frontends.compiled_module import AotModule
 from aotlab.maintenance.bench.models import trained_models
 from aotlab.maintenance.bench.suite import machine
 
@@ -54,14 +55,18 @@ class DiskFigure:
 def print_first_result(model: str, engine: str, backend: str, size: str) -> None:
     """Print the CPU seconds until a model's first loss has been differentiated, and the loss, as JSON.
 
-    ``engine`` is a key of `ENGINES`, and ``size`` is ``"small"`` or ``"full"``.
+    ``engine`` is a key of `ENGINES`, and ``size`` is ``"small"`` or ``"full"``. Raises RuntimeError if the model ran
+    eagerly with aotlab.
     """
     trained = next(each for each in trained_models(small=size == "small") if each.name == model)
     torch.manual_seed(0)
     module, batch = trained.model(), trained.batch(torch.Generator().manual_seed(1))
     started = sum(os.times()[:4])
-    loss = trained.loss(api.compile(module, backend=backend, **ENGINES[engine])(**batch))  # type: ignore[arg-type]
+    compiled = api.compile(module, backend=backend, **ENGINES[engine])  # type: ignore[arg-type]
+    loss = trained.loss(compiled(**batch))
     loss.backward()
+    if isinstance(compiled, AotModule) and compiled.compiled.calls.eager:
+        raise RuntimeError(f"{model} ran eagerly")
     print(json.dumps([sum(os.times()[:4]) - started, loss.item()]))
 
 
