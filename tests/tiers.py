@@ -26,7 +26,7 @@ SLOW = {"quick": 0.2, "full": 8.0}
 #: So many cases of one function are quick, and full.
 SAMPLE = {"quick": 24, "full": 60}
 #: The sample of one function takes at most so many seconds.
-SECONDS = {"quick": 4.0, "full": 8.0}
+SECONDS = {"quick": 4.0, "full": 4.0}
 #: Shorter durations are not recorded.
 _SHORTEST = 0.1
 

@@ -191,16 +191,24 @@ class Reached:
     def sentence(self) -> str:
         """Return a sentence that states the expected value, for the table of guards."""
         if self.is_absence:
-            return f"`{self.name.replace('…', ', '.join(sorted(self.place.key)))}` is missing"
+            names = sorted(self.place.key)
+            more = f" and {len(names) - _NAMED:,} other names are" if len(names) > _NAMED else " is"
+            return f"`{self.name.replace('…', ', '.join(names[:_NAMED]))}`{more} missing"
         if isinstance(self.expected, Names):
             names = [f"`{self.name}.{name}`" for name in dict.fromkeys(self.place.key)]
-            return f"{', '.join(names)} {'are the same objects' if len(names) > 1 else 'is the same object'}"
+            more = f" and {len(names) - _NAMED:,} other attributes" if len(names) > _NAMED else ""
+            verb = "are the same objects" if len(names) > 1 else "is the same object"
+            return f"{', '.join(names[:_NAMED])}{more} {verb}"
         if isinstance(self.expected, Value) and self.expected.is_plain:
             return f"{_quoted(self.name)} is {shown(self.expected.value)}"
         if isinstance(self.expected, Function):
             return f"{_quoted(self.name)} has the same code"
         contents = "" if isinstance(self.expected, Value) else " with the same contents"
         return f"{_quoted(self.name)} is the same object{contents}"
+
+
+#: A sentence about a guard contains at most so many names.
+_NAMED = 8
 
 
 def codes_in(reached: Sequence[Reached]) -> list[CodeType]:

@@ -2,8 +2,8 @@
 
 Without playwright or Chromium the tests are skipped and say so; with ``AOTLAB_BROWSER=required`` in the environment
 they fail instead. With ``AOTLAB_LABEXTENSION=checkout``, JupyterLab uses the extension that was built in this checkout,
-not an installed one. Screenshots, the server's log and what failed pages said go to the folder that
-``AOTLAB_ARTEFACTS`` names, or to pytest's temporary folder.
+not an installed one. The server's log, and screenshots and messages of failed pages, go to the folder that
+``AOTLAB_ARTEFACTS`` names, or to pytest's temporary folder. Other screenshots are taken only if a folder is named.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ view = x.t()
 loss.backward()"""
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", [THEMES[0], pytest.param(THEMES[1], marks=pytest.mark.tier("long"))])
 def test_two_engines(lab: Lab, extension: None, theme: str) -> None:
     """The tab Engines has the rows of `report.engines`, the reopened notebook too; upstream's graph can be chosen."""
     file = f"engines-{theme.replace(' ', '-')}.ipynb"

@@ -353,21 +353,20 @@ def test_the_page(shown: Shown, shared: Shared, truth: dict[str, Any]) -> None:
     """The page of each report shows the same values."""
     for name in CELLS:
         shown.lab.execute(f"{name}.to_html('{name}.html')")
-    for width in WIDTHS:
-        for scheme in ("light", "dark"):
-            context = shared.browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
-            page = context.new_page()
-            for name in CELLS:
-                page.goto((shared.server.root / f"{name}.html").as_uri())
-                report = page.locator(DRAWN)
-                assert totals(report) == shown.live[name], name
-                for tab in TABS:
-                    panel(report, tab)
-                    assert beyond(report) == [], (name, tab, width)
-                    shown.lab.shoot(f"models-page-{name}-{width}-{scheme}-{tab}", report)
-                if name not in MODELS:
-                    assert_tables(report, truth[name])
-            context.close()
+    for width, scheme in zip(WIDTHS, ("light", "dark"), strict=True):
+        context = shared.browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
+        page = context.new_page()
+        for name in CELLS:
+            page.goto((shared.server.root / f"{name}.html").as_uri())
+            report = page.locator(DRAWN)
+            assert totals(report) == shown.live[name], name
+            for tab in TABS:
+                panel(report, tab)
+                assert beyond(report) == [], (name, tab, width)
+                shown.lab.shoot(f"models-page-{name}-{width}-{scheme}-{tab}", report)
+            if name not in MODELS:
+                assert_tables(report, truth[name])
+        context.close()
 
 
 def test_after_a_reload(shown: Shown, truth: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ The cells run in another process, which writes their pages. Each page is opened 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,7 +107,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=[(1000, "light"), (1000, "dark"), (1600, "light"), (1600, "dark")], ids=str)
+@pytest.fixture(params=[(1000, "light"), (1600, "dark")], ids=str)
 def page(request: pytest.FixtureRequest, shared: Shared) -> Iterator[Any]:
     """Open an empty page of one width and one color scheme. It must not complain."""
     width, scheme = request.param
@@ -130,7 +131,8 @@ def test_every_picture_is_drawn_and_can_be_read(page: Any, pages: Path, name: st
         content = panel(report, tab)
         content.locator(drawn).first.wait_for()
         cut += [f"{tab}: {each}" for each in (*beyond(report), *hard_to_read(report))]
-        page.screenshot(path=shared.artefacts / f"pictures-{name}-{tab}-{page.viewport_size['width']}.png")
+        if os.environ.get("AOTLAB_ARTEFACTS"):
+            page.screenshot(path=shared.artefacts / f"pictures-{name}-{tab}-{page.viewport_size['width']}.png")
     assert "\n".join(cut) == ""
 
 

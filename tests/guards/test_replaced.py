@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers.models.llama import modeling_llama
 
+from aotlab.guards.guarded_values import MISSING, Names
+from aotlab.guards.reached import Place, Reached
 from tests.engine_helpers import behind, compiled
 
 #: A function or module, and the change that follows its first call.
@@ -429,3 +431,16 @@ def test_the_guards_name_each_attribute_once() -> None:
     candidate(torch.ones(3))
     sentences = {item.sentence() for item in behind(candidate).entries[0].state.reached}
     assert {"`F.gelu` is the same object", "`math.e`, `math.pi` are the same objects"} <= sentences
+
+
+def test_a_guard_of_many_names_is_one_short_sentence() -> None:
+    """A model of transformers has thousands of guards, and each of some hundred names."""
+    names = [f"name{n}" for n in range(100, 400)]
+    absent = Place("unheld", types.SimpleNamespace(), frozenset(names))
+    sentence = Reached(name="self.…", place=absent, expected=MISSING).sentence()
+    assert sentence.startswith("`self.name100, name101, ")
+    assert sentence.endswith("name107` and 292 other names are missing")
+    held = Place("attributes", math, tuple(names))
+    sentence = Reached(name="math", place=held, expected=Names(tuple(names), ())).sentence()
+    assert sentence.startswith("`math.name100`, `math.name101`, ")
+    assert sentence.endswith("`math.name107` and 292 other attributes are the same objects")

@@ -80,7 +80,8 @@ CAPTURED = {
         "the function changes `count.first`",
     ),
     "a flag of the notebook": (
-        "def f(v):\n    global scale\n    if scale == 2.0:\n        scale = None\n        return v * 2\n    return v + 1\ny = f(x)",
+        "def f(v):\n    global scale\n    if scale == 2.0:\n        scale = None\n        return v * 2\n"
+        "    return v + 1\ny = f(x)",
         "the function changes `scale`",
     ),
     "a stored tensor": ("cache = {}\ncache['y'] = x * 2\nz = cache['y'] + 1", "stores a tensor in `cache['y']`"),

@@ -243,7 +243,10 @@ def test_unprintable_text_is_shown_as_such(report: Report) -> None:
 @pytest.mark.tier("full")
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, and `chromium` is not on the PATH")
 def test_a_browser_draws_the_page(report: Report, tmp_path: Path) -> None:
-    """Each tab is drawn, light and dark, with contrasts of 4.5 or more; nothing of the users' runs or is markup."""
+    """Each tab is drawn, light and dark, with contrasts of 4.5 or more; nothing of the users' runs or is markup.
+
+    The states of a report differ only above the tabs. So all tabs are looked at in one state.
+    """
     api = pytest.importorskip("playwright.sync_api")
     row = {"kind": "value", "subject": EVIL, "equal": False, "sentence": EVIL}
     parts = [CellPart(first_line=i, last_line=i, how=how) for i, how in enumerate(WAYS, 1)]
@@ -263,7 +266,7 @@ def test_a_browser_draws_the_page(report: Report, tmp_path: Path) -> None:
             shown.goto(each.to_html(tmp_path / "r.html").as_uri())
             tabs = shown.query_selector_all("[role=tab]")
             assert len(tabs) >= 8
-            for tab in tabs:
+            for tab in tabs if each is made[0] else tabs[:1]:
                 tab.click()
                 for closed in shown.query_selector_all("details:not([open]) > summary"):
                     if closed.is_visible():
