@@ -55,7 +55,15 @@ from aotlab.capture.signals import EntersInferenceMode, NumbersChange, RunEagerl
 from aotlab.capture.synthetic_bases import Base, SyntheticBasesRecord
 from aotlab.capture.view_bases import CASES, with_view_bases
 from aotlab.derivatives.backwards import Backward
-from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, DataDependentError, RefusedError, UntraceableError, UserLine
+from aotlab.errors import (
+    BY_DYNAMO,
+    TAKE_DYNAMO,
+    DataDependentError,
+    HooksError,
+    RefusedError,
+    UntraceableError,
+    UserLine,
+)
 from aotlab.guards.call_state import CallState
 from aotlab.guards.code_names import definition, line_like
 from aotlab.guards.explain import sentences
@@ -64,6 +72,7 @@ from aotlab.ir.fx_graphs import check_graph, op_count
 from aotlab.ir.size_rules import rules_of
 from aotlab.partition import partition_stage as partition
 from aotlab.runtime import runtime_stage as runtime
+from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.trace import trace_stage as trace
 from aotlab.trace.surroundings import HeldOutput
 
@@ -253,9 +262,15 @@ def _run_from_trace(
 
 
 def _followed(run: Run, after_call: Callable[[Any], Any]) -> Run:
-    """Return a run-time function that calls ``after_call`` with the result of ``run``, if the guards hold."""
+    """Return a run-time function that calls ``after_call`` with the result of ``run``, if the guards hold.
+
+    In a checkpoint, it raises `ForwardFailed`, so that the call runs eagerly: a checkpoint that runs its
+    function again may stop in the middle, and then the values that are set after the forward would be missing.
+    """
 
     def followed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_grad_enabled() and internals.is_in_checkpoint():
+            raise ForwardFailed(HooksError("it sets Python values", why="a checkpoint may end the call early"))
         result = run(args, kwargs)
         return result if result is runtime.MISS else after_call(result)
 

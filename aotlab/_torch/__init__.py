@@ -81,8 +81,9 @@ from aotlab._torch.version_counters import (
 )
 from aotlab._torch.saved_tensors import (
     CHECKPOINT, CHECKPOINT_CONTEXTS, SPENT_CACHE, cache_is_written, caches_kept, checkpoint_settings, hooks_are_foreign,
-    is_cached_in, is_checkpointed, keeps_unsaved, kept_by_checkpoint, kept_is_written, outputs_saved_by,
-    saved_tensor_hooks, saved_tensor_hooks_disabled, saved_tensor_hooks_hidden, saved_tensors_of, saves_tensors,
+    is_cached_in, is_checkpointed, is_in_checkpoint, keeps_unsaved, kept_by_checkpoint, kept_is_written,
+    outputs_saved_by, saved_tensor_hooks, saved_tensor_hooks_disabled, saved_tensor_hooks_hidden, saved_tensors_of,
+    saves_tensors,
 )
 from aotlab._torch.nodes import (
     always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,

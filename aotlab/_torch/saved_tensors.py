@@ -93,6 +93,12 @@ def hooks_are_foreign() -> bool:
     return module.split(".")[0] not in ("torch", "aotlab")
 
 
+def is_in_checkpoint() -> bool:
+    """Tell whether the innermost ``saved_tensors_hooks`` are those of a checkpoint, also while it computes again."""
+    hooks = saved_tensor_hooks()
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
 def saved_tensor_hooks_disabled() -> bool:
     """Tell whether ``saved_tensors_hooks`` are disabled (transforms do this), so that setting them raises an error."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None

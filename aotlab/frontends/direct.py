@@ -2,9 +2,9 @@
 
 A trace sees the ops of a call, but not the Python code around them. So the values that the function can read besides
 its arguments are guarded; `aotlab.guards.reach` finds these values. If the function changes a number, it becomes an
-input, and each call writes its new value (`aotlab.guards.numbers_in_state`). If the function changes another plain
-value, for example a flag from False to True, the entry serves only calls that find the old value, and each of these
-calls writes the new value. If the function changes anything else, the call is refused and the change is undone.
+input, and each call writes its new value (`aotlab.guards.numbers_in_state`). If the function sets a flag or a text, the
+entry serves only calls that find the old value, and each of these calls writes the new value. If the function changes
+anything else, the call is refused and the change is undone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aotlab.capture.signals import NumbersChange, RunEagerly
 from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.frontends.module_stack import modules_named
 from aotlab.guards.code_names import line_that_changes
-from aotlab.guards.guarded_values import Mentioned, same_value
+from aotlab.guards.guarded_values import Mentioned
 from aotlab.guards.leaks import Watch
 from aotlab.guards.numbers_in_state import changed_constants, changed_numbers, is_number
 from aotlab.guards.reach import Reach, reach
@@ -51,7 +51,7 @@ class _DirectTarget(Target):
         self._numbers: dict[Hashable, Place] = {}  # the numbers in state that are inputs
         self._before: tuple[Reached, ...] = ()  # the reached values of the last call that was captured
         self._changed: list[Place] = []  # the numbers in state that the traced function has changed
-        self._constants: list[tuple[Reached, Any]] = []  # the other plain values that it has changed, with the new ones
+        self._constants: list[tuple[Reached, Any]] = []  # flags and texts that it has set, with the new values
         self._times_changed: Counter[Hashable] = Counter()  # in how many entries each of them has changed, by place
         self.function = function
         self.name = name
@@ -81,8 +81,7 @@ class _DirectTarget(Target):
         If numbers are lifted, the context raises `LeakedTensorError` if the function or its backward changes them: the
         backward must not read a number that the function changes, because it would get the value before the change.
         """
-        reached = self._reach_once().state
-        return partial(_held, self._modules(), self._slots, lifted, self._changed, self._constants, reached)
+        return partial(_held, self._modules(), self._slots, lifted, self._changed, self._reach_once().state)
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Return the name and kind of each lifted input."""
@@ -302,33 +301,14 @@ def _held(
     slots: Sequence[Slot],
     lifted: Sequence[Any],
     changed: Sequence[Place],
-    constants: Sequence[tuple[Reached, Any]],
     reached: Sequence[Reached],
 ) -> Iterator[None]:
-    """Like `tensors_replaced`, but raise if a number in a slot is in ``changed``, or if it changes in the context.
-
-    In the context, the places of ``constants`` have the values that the forward gives them.
-    """
-    with tensors_replaced(modules, slots, lifted), _assigned(constants):
+    """Like `tensors_replaced`, but raise if a number in a slot is in ``changed``, or if it changes in the context."""
+    with tensors_replaced(modules, slots, lifted):
         yield
-        for item, value in constants:
-            if not same_value(item.place.read(), value):
-                raise _leak(_IN_BACKWARD, item.name, reached, f"return the new value, or {BY_DYNAMO}")
         for slot, given in zip(slots, lifted, strict=True):
             if is_number(given) and (slot.place.read() is not given or slot.place in changed):
                 raise _leak(_IN_BACKWARD, slot.name, reached, f"return the new value, or {BY_DYNAMO}")
-
-
-@contextmanager
-def _assigned(values: Sequence[tuple[Reached, Any]]) -> Iterator[None]:
-    before = [item.place.read() for item, _ in values]
-    try:
-        for item, value in values:
-            item.place.write(value)
-        yield
-    finally:
-        for (item, _), value in zip(values, before, strict=True):
-            item.place.write(value)
 
 
 @contextmanager

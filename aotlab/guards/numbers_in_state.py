@@ -9,8 +9,8 @@ If such a number were guarded by its value, each call would need its own entry. 
 or that differs between two calls, becomes an input of the graph, like a tensor in state: each call reads it again from
 its place. `aotlab.frontends.direct` finds these numbers, and writes their new values after a call.
 
-Other plain values, such as flags and texts, change rarely. They stay guarded by their value, and `changed_constants`
-finds the new values, which a call writes.
+Flags and texts change rarely. They stay guarded by their value, and `changed_constants` finds the new values, which a
+call writes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 
-from aotlab.guards.guarded_values import Items, Value, is_plain, items_in, keys_in
+from aotlab.guards.guarded_values import Items, Value, items_in, keys_in, same_value
 from aotlab.guards.reached import Place, Reached, codes_in
 
 #: The places of the numbers that are inputs, by `Place.identity`.
 Numbers = Mapping[Hashable, Place]
+#: The types of the values that a compiled call may set.
+_CONSTANTS = (bool, str, type(None))
 
 
 def is_number(value: Any) -> bool:
@@ -45,21 +47,33 @@ def changed_numbers(reached: Sequence[Reached]) -> dict[Hashable, Place]:
 
 
 def changed_constants(reached: Sequence[Reached]) -> dict[Hashable, tuple[Reached, Any]]:
-    """Return the plain values that have changed since their snapshots were taken, each with its new value.
+    """Return the flags and texts that have been set since their snapshots were taken, each with its new value.
 
-    The keys are the identities of the places (`Place.identity`).
-
-    The result is empty if anything else has changed, too: a container, an object, or one number to another.
+    The keys are the identities of the places (`Place.identity`). A new value must be written in the code that sets it,
+    because a trace may compute another value than eager: the type of a size, a random identifier, the current thread.
+    The result is empty if anything else has changed, too.
     """
     found: dict[Hashable, tuple[Reached, Any]] = {}
     for item in reached:
         if item.place.kind != "attributes" and not item.holds():
             new = item.place.read()
-            is_constant = isinstance(item.expected, Value) and item.expected.is_plain and is_plain(new)
-            if not is_constant or not item.place.is_writable() or (is_number(item.expected.value) and is_number(new)):
+            is_constant = isinstance(item.expected, Value) and item.expected.is_plain and type(new) in _CONSTANTS
+            is_of_class = isinstance(item.place.owner, type)  # a metaclass may run code when it is written
+            if not is_constant or is_of_class or not item.place.is_writable() or not _is_written(new, item, reached):
                 return {}
             found[item.place.identity()] = (item, new)
     return found
+
+
+def _is_written(value: Any, item: Reached, reached: Sequence[Reached]) -> bool:
+    """Tell whether one of the code objects among the reached values names the place of ``item`` and has the value."""
+    name = "cell_contents" if item.place.kind == "attribute" else item.place.key
+    for code in codes_in(reached):
+        names = (*code.co_names, *code.co_freevars, *code.co_cellvars, *code.co_consts)
+        is_named = name == "cell_contents" or any(type(each) is str and each == name for each in names)
+        if is_named and any(same_value(each, value) for each in code.co_consts):
+            return True
+    return False
 
 
 def _changed_in(expected: Any, current: Any, place: Place) -> list[Place]:

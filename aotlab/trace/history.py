@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab.errors import BY_DYNAMO, LeakedTensorError
+from aotlab.ir import fx_graphs as ir
 from aotlab.trace.autograd_edges import Edge, leading_to, next_edges, walk
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import Tape, tensors_in
@@ -133,6 +135,22 @@ def classify_nodes(segments: Sequence[Segment]) -> tuple[list[Any], list[Any], l
     hidden = leading_to(nodes, ends, stops)
     not_lost = set(leading_to(nodes, [node for node in nodes if not stops.isdisjoint(next_edges(node))], stops))
     return custom, hidden, [node for node in hidden if node not in not_lost]
+
+
+def check_readers(segments: Sequence[Segment], tape: Tape, *, has_checkpoints: bool) -> None:
+    """Raise `LeakedTensorError` if Python code of the user that runs later may read a value that the function sets.
+
+    A compiled call sets the value after the forward graph. A custom op would read it before, and a backward was traced
+    before.
+    """
+    in_backward = has_checkpoints or classify_nodes(segments)[0]
+    if in_backward or any(ir.may_have_effects(each.target) for each in tape.operations):
+        where = "its backward" if in_backward else "a custom op"
+        raise LeakedTensorError(
+            f"the function sets a Python value, and {where} may read it",
+            why="a compiled call sets the value after its forward",
+            suggestion=f"return the new value, or {BY_DYNAMO}",
+        )
 
 
 def reachable_stops(segment: Segment) -> set[Edge]:

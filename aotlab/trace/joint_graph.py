@@ -25,6 +25,7 @@ from aotlab.trace.entering import placeholders_of
 from aotlab.trace.findings import Findings
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.trace.history import (
+    check_readers,
     classify_nodes,
     hidden_read_masks,
     keeping_masks,
@@ -65,8 +66,9 @@ def make_joint(
     side_effects = _side_effects(findings, quirks, forward, sources)
     slots = _slots(segments, sources, input_sources, findings.dedupe.kept)
     lifts_numbers = not all(isinstance(value, Tensor) for value in findings.call.values[: findings.call.lifted_count])
-    changes_state = lifts_numbers or findings.call.target.sets_constants
-    runs_code = recorder.has_checkpoints or (changes_state and classify_nodes(segments)[0])
+    runs_code = recorder.has_checkpoints or (lifts_numbers and classify_nodes(segments)[0])
+    if findings.call.target.sets_constants:
+        check_readers(segments, recorder.tape, has_checkpoints=recorder.has_checkpoints)
     holder = findings.holder if runs_code else nullcontext
     deriver = Deriver(recorder, quirks, segments, slots, tangents, holder)
     bits = node_bits(segments)

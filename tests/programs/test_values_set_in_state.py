@@ -1,7 +1,8 @@
-"""Plain values besides numbers that a function sets in the caller's objects: flags, modes, and what is set once."""
+"""Flags and texts that a function sets in the caller's objects."""
 
 from __future__ import annotations
 
+import uuid
 import warnings
 from types import SimpleNamespace
 
@@ -44,12 +45,6 @@ def _not_read(m, x):
     return x * m.w
 
 
-def _cached(m, x):
-    if m.size is None:
-        m.size = x.shape[0]
-    return x * m.w / m.size
-
-
 def _of_an_object(m, x):
     if m.options.mode is None:
         m.options.mode = "regression" if x.dim() == 1 else "classes"
@@ -57,7 +52,7 @@ def _of_an_object(m, x):
 
 
 def _toggled(m, x):
-    m.first = not m.first
+    m.first = False if m.first else True  # noqa: SIM211  # written in the code, unlike the result of `not`
     return x * m.w if m.first else x - m.w
 
 
@@ -119,6 +114,13 @@ def _counted_in_a_hook(m, x):
     return y
 
 
+def _deleted(m, x):
+    if "size" in m.__dict__:
+        del m.size
+    m.size = "again"
+    return x * m.w
+
+
 def _observed(call, m, calls=4):
     global _mode
     _mode, Model.kind = None, "new"
@@ -134,10 +136,9 @@ def _observed(call, m, calls=4):
 
 #: The bodies that are compiled as a whole, with the number of entries.
 COMPILED = {
-    "once": (_once, 2), "not read": (_not_read, 2), "cached": (_cached, 2), "of an object": (_of_an_object, 2),
-    "toggled": (_toggled, 2), "of the class": (_of_the_class, 2), "beside a counter": (_beside_a_counter, 2),
-    "global": (_global, 2), "counted in a hook": (_counted_in_a_hook, 2),
-    "read in a backward": (_read_in_a_backward, 2), "read in a hook": (_read_in_a_hook, 2),
+    "once": (_once, 2), "not read": (_not_read, 2), "deleted": (_deleted, 2), "of an object": (_of_an_object, 2),
+    "toggled": (_toggled, 2), "beside a counter": (_beside_a_counter, 2), "global": (_global, 2),
+    "counted in a hook": (_counted_in_a_hook, 2), "read in a hook": (_read_in_a_hook, 2),
 }  # fmt: skip
 
 
@@ -160,15 +161,30 @@ def test_they_are_set_once_per_call(name, partitioner, dynamic):
     assert (log.eager, log.by_dynamo, len(behind(call).entries)) == (0, 0, entries)
 
 
+def _cached(m, x):
+    if m.size is None:
+        m.size = x.shape[0]
+    return x * m.w / m.size
+
+
+def _cached_size(m, x):
+    if m.size is None:
+        m.size = x.shape
+    return x * m.w
+
+
 def _by_call(m, x):
     m.options.mode = f"call {len(m.options.mode or '') + 1}"
     return x * m.w
 
 
-def _deleted(m, x):
-    if "size" in m.__dict__:
-        del m.size
-    m.size = "again"
+def _type_of_a_size(m, x):
+    m.options.mode = type(x.shape[0]).__name__
+    return x * m.w
+
+
+def _own_identifier(m, x):
+    m.options.mode = "" if m.options.mode else uuid.UUID(int=m.options.scale).hex
     return x * m.w
 
 
@@ -178,9 +194,27 @@ def _in_a_list(m, x):
     return x * m.w
 
 
-@pytest.mark.parametrize("body", [_read_in_a_checkpoint, _by_call, _deleted, _in_a_list])
-def test_other_changes(body):
-    """They are as in eager, compiled or not."""
+@torch.library.custom_op("aotlab_tests::by_mode", mutates_args=())
+def _by_mode(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if _mode else 3)
+
+
+_by_mode.register_fake(torch.empty_like)
+
+
+def _read_in_an_op(m, x):
+    global _mode
+    _mode = "set"
+    return _by_mode(x) * m.w.detach()
+
+
+REFUSED = [_cached, _cached_size, _by_call, _type_of_a_size, _own_identifier, _in_a_list, _of_the_class]
+READ_LATER = [_read_in_a_backward, _read_in_a_checkpoint]
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_other_values(body):
+    """A value that the code does not contain as a literal is left to Dynamo. The results are eager's."""
     m = Model(body)
     expected = _observed(m, m, 8)
     m = Model(body)
@@ -188,22 +222,74 @@ def test_other_changes(body):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert expected == _observed(call, m, 8)
+    assert behind(call).calls.by_dynamo
+
+
+@pytest.mark.parametrize("body", [*READ_LATER, _read_in_an_op])
+def test_values_that_python_reads_later(body):
+    """A backward or a custom op may read the value before a compiled call sets it, so the direct frontend refuses."""
+    m = Model(body)
+    call = aotlab.compile(m, backend="eager", frontend="direct")
+    reason = "a custom op may read it" if body is _read_in_an_op else "its backward may read it"
+    with pytest.warns(RuntimeWarning, match=reason):
+        call(torch.ones(3, requires_grad=body is not _read_in_an_op))
+    assert not behind(call).entries
+
+
+def test_accumulation():
+    """A second forward toggles the value before the backward of the first one runs."""
+
+    def function(x):
+        m.first = False if m.first else True  # noqa: SIM211
+        return (x * m.w).sin() * (2 if m.first else 3)
+
+    seen = []
+    for make in (lambda f: f, lambda f: aotlab.compile(f, backend="eager")):
+        m, x = Model(None), torch.ones(3, requires_grad=True)
+        call = make(function)
+        (call(x) + call(x)).sum().backward()
+        seen.append([x.grad.tolist(), m.w.grad.tolist(), m.first])
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_checkpoint_around_the_call(counts):
+    """A checkpoint ends the second run of its function early. The call runs eagerly there and says so."""
+
+    def function(x):
+        options.mode = None if options.mode else "set"
+        options.scale += counts
+        return x.sin()
+
+    seen = []
+    for make in (lambda f: f, lambda f: aotlab.compile(f, backend="eager", frontend="direct")):
+        options, x = SimpleNamespace(mode=None, scale=2), torch.zeros(1, requires_grad=True)
+        call = make(function)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            checkpoint(call, x, use_reentrant=False).sum().backward()
+        seen.append([x.grad.tolist(), options])
+    assert seen[0] == seen[1]
+    with pytest.warns(RuntimeWarning, match="a checkpoint may end the call early"):
+        checkpoint(aotlab.compile(function, backend="eager", frontend="direct"), x, use_reentrant=False)
 
 
 def test_a_value_that_differs_at_each_call_is_refused_in_the_end():
     """After four entries that set the same place, the function is captured by Dynamo."""
 
     def body(m, x):
-        m.options.mode = (m.options.mode or "") + "x"
+        m.options.mode = "a" if m.options.mode is None else "b" if m.options.mode == "a" else "c"
         return x * m.w
 
     m = Model(body)
     call = aotlab.compile(m, backend="eager")
-    for _ in range(4):
+    for mode in (None, "a", "x", "y"):
+        m.options.mode = mode
         call(torch.ones(3))
+    m.options.mode = "z"
     with pytest.warns(RuntimeWarning, match=r"is captured by Dynamo: the function changes `self\.options\.mode`"):
         call(torch.ones(3))
-    assert m.options.mode == "xxxxx"
+    assert m.options.mode == "c"
     assert len(behind(call).entries) == 4
 
 
@@ -221,33 +307,6 @@ def test_an_error_sets_them_once():
     with pytest.raises(IndexError):
         call(torch.tensor([0, 9]))
     assert m.first is False
-
-
-def test_a_backward_that_sets_them_too():
-    """A backward that changes the value again is not compiled, and the results are eager's."""
-
-    class Back(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, m):
-            ctx.m = m
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            ctx.m.options.mode = "backward"
-            return grad * 2, None
-
-    def body(m, x):
-        m.options.mode = "forward"
-        return Back.apply(x * m.w, m)
-
-    m = Model(body)
-    expected = _observed(m, m), m.options.mode
-    m = Model(body)
-    call = aotlab.compile(m, backend="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert expected == (_observed(call, m), m.options.mode)
 
 
 def test_an_export_refuses_them():
