@@ -37,7 +37,7 @@ LIMITS = {
     "runtime": 1_269,
     "subclasses": 1_192,
     "teach": 1_503,
-    "trace": 3_731,
+    "trace": 3_732,
     "runs": 240,
     "upstream": 1_128,
     "verification": 2_254,

@@ -5,8 +5,8 @@ The steps: choose the outputs of the forward, make the tangents, differentiate, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -65,12 +65,7 @@ def make_joint(
     check_multi_output_views(findings)
     side_effects = _side_effects(findings, quirks, forward, sources)
     slots = _slots(segments, sources, input_sources, findings.dedupe.kept)
-    lifts_numbers = not all(isinstance(value, Tensor) for value in findings.call.values[: findings.call.lifted_count])
-    runs_code = recorder.has_checkpoints or (lifts_numbers and classify_nodes(segments)[0])
-    if findings.call.target.sets_constants:
-        check_readers(segments, recorder.tape, has_checkpoints=recorder.has_checkpoints)
-    holder = findings.holder if runs_code else nullcontext
-    deriver = Deriver(recorder, quirks, segments, slots, tangents, holder)
+    deriver = Deriver(recorder, quirks, segments, slots, tangents, _holder(findings, segments))
     bits = node_bits(segments)
     connected, watch = _differentiate(findings, forward, deriver, bits)
     if any(map(internals.cache_is_written, deriver.checkpoint_caches)):
@@ -122,6 +117,15 @@ def make_joint(
         _check_view_bases(trace, findings)
     _check_strides(trace, findings)
     return _record(trace, forward, findings.program), trace
+
+
+def _holder(findings: Findings, segments: Sequence[Segment]) -> Callable[[], AbstractContextManager[None]]:
+    """Return `Findings.holder` if the backward runs Python code that may read the user's objects."""
+    call, has_checkpoints = findings.call, findings.recorder.has_checkpoints
+    if call.target.sets_constants:
+        check_readers(segments, findings.recorder.tape, has_checkpoints=has_checkpoints)
+    lifts_numbers = not all(isinstance(value, Tensor) for value in call.values[: call.lifted_count])
+    return findings.holder if has_checkpoints or (lifts_numbers and classify_nodes(segments)[0]) else nullcontext
 
 
 def _families(view_of: Mapping[int, int]) -> list[tuple[int, ...]]:
