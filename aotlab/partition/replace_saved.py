@@ -19,12 +19,34 @@ from aotlab.ir import fx_graphs as ir
 
 
 def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
-    """Save an input or output in place of a view of it; the backward makes the view.
+    """Save an input or output in place of a view of it, and a tensor in place of its expansion.
 
-    Saved views of the synthetic ``bases`` are not replaced here; `save_clones` clones them later.
+    The backward makes the view. Saved views of the synthetic ``bases`` are not replaced here; `save_clones` clones them
+    later.
     """
     ends = visible(forward.graph, count) - bases
-    _save_roots(forward, backward, count, lambda node: view_chain(node, ends) or [node])
+    _save_roots(forward, backward, count, lambda node: view_chain(node, ends) or expansion_chain(node))
+
+
+def expansion_chain(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes from an expanded tensor back to the tensor that was expanded, both included.
+
+    The list has only ``node`` if it is not the expansion of another node. A compiler may return an expanded tensor with
+    other strides, in more memory, but the backward is compiled for strides of 0.
+    """
+    chain = [node]
+    while ir.is_view(chain[-1]) and (_is_expanded(chain[-1]) or (len(chain) > 1 and _is_unsqueezed(chain[-1]))):
+        chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
+    return chain if not _is_expanded(chain[-1]) else [node]
+
+
+def _is_expanded(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and any(type(stride) is int and stride == 0 for stride in value.stride())
+
+
+def _is_unsqueezed(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.unsqueeze.default
 
 
 def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:

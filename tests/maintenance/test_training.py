@@ -97,6 +97,22 @@ def test_on_inductor(name):
         assert train(MODELS[name], by_ours).drift(exact) <= max(11, 2 * train(MODELS[name], by_stock).drift(exact))
 
 
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("name", ["Llama", "Mixtral"])
+def test_without_the_cache_of_keys(name):
+    """The expanded keys and values, which nobody returns then, have the strides for which the backward is compiled."""
+    trained = MODELS[name]
+    model, batch = trained.model(), trained.batch(torch.Generator().manual_seed(1))
+    model.config.use_cache = False
+    gradients = []
+    for wrap in (eagerly, partial(by_ours, min_cut=True)):
+        torch.compiler.reset()
+        model.zero_grad()
+        trained.loss(wrap(model)(**batch)).backward()
+        gradients.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+
+
 def test_errors_of_steps():
     """Eager's own steps are as exact as float32 is; a gradient that is a little off, and a lost buffer, are seen."""
 

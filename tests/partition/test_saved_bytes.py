@@ -179,6 +179,21 @@ def test_equal_memory_counts_once():
     assert kept(f, args, partition(0.5)) <= kept(f, args, partition(1.0)) <= kept(f, args, default_partition)
 
 
+def test_an_expanded_tensor_is_saved_before_its_expansion():
+    """Attention of grouped queries expands its keys. A compiler could return an expanded tensor in other memory."""
+
+    def grouped(queries, keys):
+        keys = keys.cumsum(0)[:, :, None].expand(2, 2, 2, 8, 4).reshape(2, 4, 8, 4)
+        return functional.scaled_dot_product_attention(queries, keys, queries).sum()
+
+    f = compiled(grouped, partitioner=partition(1.0))
+    f(leaf(2, 4, 8, 4), leaf(2, 2, 8, 4)).backward()
+    parts = record(f, "partition")
+    assert "cumsum" in [saved.name for saved in parts.saved]
+    forward = parts.forward.graph.output_node().args[0]
+    assert not [node for node in forward if node is not None and 0 in node.meta["val"].stride()]
+
+
 def test_budgets_are_met():
     """The kept memory lies within the budget between the minimum and the maximum, and uses most of it."""
     model = nn.Sequential(*(m for _ in range(20) for m in (nn.Linear(16, 16), nn.Tanh())))
