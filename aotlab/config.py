@@ -69,9 +69,10 @@ save_runs: bool = os.environ.get("AOTLAB_RUNS", "").lower() != "off"
 #: is world-writable.
 cache: bool = os.environ.get("AOTLAB_CACHE", "").lower() != "off"
 
-#: The largest size of Inductor's cache on disk, in bytes, or None for no limit. Stock ``torch.compile`` uses the same
-#: folder and has no limit. When aotlab compiles a graph, and at most once in ten minutes, it removes the least recently
-#: used files until the rest is no larger than this. Files that were used in the last hour stay.
+#: The limit for the graphs and kernels in Inductor's cache on disk, in bytes, or None for no limit. Stock
+#: ``torch.compile`` uses the same folder and has no limit. When aotlab compiles a graph, and at most once in ten
+#: minutes, it removes the least recently used files until the rest is no larger than this. Precompiled headers do not
+#: count, and files that were written in the last hour stay.
 cache_bytes: int | None = 10_000_000_000
 
 #: The rare cases that are compiled, by the name of their file in `aotlab.quirks`. A call that needs a quirk that is not

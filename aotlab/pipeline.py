@@ -262,10 +262,11 @@ def _run_from_trace(
 
 
 def _followed(run: Run, after_call: Callable[[Any], Any]) -> Run:
-    """Return a run-time function that calls ``after_call`` with the result of ``run``, if the guards hold.
+    """Return a run-time function that calls ``run``, and ``after_call`` with its result if the guards hold.
 
-    In a checkpoint, it raises `ForwardFailed`, so that the call runs eagerly: a checkpoint that runs its
-    function again may stop in the middle, and then the values that are set after the forward would be missing.
+    In a checkpoint, it raises `ForwardFailed` before it looks at the guards, so that the call runs eagerly. When a
+    checkpoint runs its function again, it may stop in the middle, and then ``after_call`` would not be called. The
+    first run must be eager, too, because both runs must save the same tensors.
     """
 
     def followed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -46,7 +46,7 @@ class Switch:
 #: Variables that Inductor and Triton set themselves while they compile.
 _SET_BY_INDUCTOR = [
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_LIBDEVICE_PATH",
-    "TRITON_PTXAS_PATH", "CUBLAS_WORKSPACE_CONFIG", "KMP_DUPLICATE_LIB_OK", "CUDA_HOME",
+    "TRITON_PTXAS_PATH",
 ]  # fmt: skip
 _KEYS_OF_INDUCTOR = [*map(os.fsencode if os.name == "posix" else str, _SET_BY_INDUCTOR)]
 
@@ -55,8 +55,8 @@ class Environment(dict[Any, Any]):
     """A copy of the environment variables, as the bytes that `os.environ` stores.
 
     It does not contain the variables that Inductor sets while it compiles. Otherwise an entry that Inductor has just
-    compiled would not serve its own call. The ``repr`` shows only the number of variables, because their values may be
-    secrets.
+    compiled would not serve its own call. So changes of these variables by the traced function are not noticed. The
+    ``repr`` shows only the number of variables, because their values may be secrets.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Environment(dict[Any, Any]):
             self.pop(name, None)
 
     def restore(self) -> None:
-        """Make these variables the environment of the process again, and remove all others."""
+        """Make these variables the environment again, and remove all others except those that Inductor sets."""
         kept = {name: os.environ[name] for name in _SET_BY_INDUCTOR if name in os.environ}
         os.environ.clear()
         os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in self.items()} | kept)

@@ -16,6 +16,7 @@ import getpass
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 import time
@@ -38,7 +39,7 @@ _REMOVABLE = {
     "fxgraph/??/*/*": re.compile(r"fxgraph/(..)/f\1[a-z2-7]{49}/[a-z2-7]+"),
     "triton/*/*/*": re.compile(r"triton/\d+/[A-Z2-7]{52}/.+"),
 }
-#: A file that was used in the last hour is kept, because a process may be about to load it.
+#: A file that was written in the last hour is kept, because a process may be about to load it.
 _IN_USE = 3600.0
 #: The size is looked at once in so many seconds.
 _INTERVAL = 600.0
@@ -137,22 +138,26 @@ def _bound_sometimes() -> None:
 def bound(folder: Path, most: int) -> None:
     """Remove the least recently used files of Inductor's cache until all together have at most ``most`` bytes.
 
-    Inductor compiles again what it does not find. Only files with Inductor's and Triton's names are removed or counted,
-    in case ``folder`` contains other files, too. Files that were used in the last hour stay.
+    Graphs and kernels that are not found are compiled again. Only files with Inductor's and Triton's names are removed
+    or counted, in case ``folder`` contains other files, too; precompiled headers stay. Of Triton, the folder of a
+    kernel is removed as a whole. The order is that of the access times, which Linux updates about once a day. Files
+    that were written in the last hour stay.
     """
-    files = []
+    units: dict[Path, tuple[float, int]] = {}
     for pattern, name in _REMOVABLE.items():
         for file in folder.glob(pattern):
             with contextlib.suppress(OSError):
                 state = file.lstat()
                 if stat.S_ISREG(state.st_mode) and name.fullmatch(file.relative_to(folder).as_posix()):
-                    files.append((max(state.st_atime, state.st_mtime), state.st_size, file))
-    excess = sum(size for _, size, _ in files) - most
-    for used, size, file in sorted(files):
+                    unit = file.parent if pattern.startswith("triton") else file
+                    used, size = units.get(unit, (0.0, 0))
+                    units[unit] = max(used, state.st_atime, state.st_mtime), size + state.st_size
+    excess = sum(size for _, size in units.values()) - most
+    for unit, (used, size) in sorted(units.items(), key=lambda each: each[1]):
         if excess <= 0 or used > time.time() - _IN_USE:
             return
         with contextlib.suppress(OSError):
-            file.unlink()
+            shutil.rmtree(unit) if unit.is_dir() else unit.unlink()
             excess -= size
 
 

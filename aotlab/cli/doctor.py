@@ -324,8 +324,7 @@ def check_caches() -> Finding:
         )
     sizes = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
     graphs = sum(folder / "fxgraph" in file.parents for file in sizes)
-    most = "" if config.cache_bytes is None else f" of at most {config.cache_bytes / 1e6:.0f}"
-    seen = f"{folder} ({graphs} graphs, {sum(sizes.values()) / 1e6:.0f}{most} MB; {free:.0f} GB free)"
+    seen = f"{folder} ({graphs} graphs, {sum(sizes.values()) / 1e6:.0f} MB; {free:.0f} GB free)"
     if not config.cache:
         return Finding(
             subject="kernel cache", status="note", seen=f"off for aotlab's graphs (aotlab.config.cache); {seen}"

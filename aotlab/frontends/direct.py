@@ -2,9 +2,9 @@
 
 A trace sees the ops of a call, but not the Python code around them. So the values that the function can read besides
 its arguments are guarded; `aotlab.guards.reach` finds these values. If the function changes a number, it becomes an
-input, and each call writes its new value (`aotlab.guards.numbers_in_state`). If the function sets a flag or a text, the
-entry serves only calls that find the old value, and each of these calls writes the new value. If the function changes
-anything else, the call is refused and the change is undone.
+input, and each call writes its new value (`aotlab.guards.numbers_in_state`). If the function sets a flag or a string to
+a literal, the entry serves only calls that find the old value, and each of these calls writes the new value. If the
+function changes anything else, the call is refused and the change is undone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _DirectTarget(Target):
         self._numbers: dict[Hashable, Place] = {}  # the numbers in state that are inputs
         self._before: tuple[Reached, ...] = ()  # the reached values of the last call that was captured
         self._changed: list[Place] = []  # the numbers in state that the traced function has changed
-        self._constants: list[tuple[Reached, Any]] = []  # flags and texts that it has set, with the new values
+        self._constants: list[tuple[Reached, Any]] = []  # flags and strings that it has set, with new values
         self._times_changed: Counter[Hashable] = Counter()  # in how many entries each of them has changed, by place
         self.function = function
         self.name = name
@@ -135,8 +135,7 @@ class _DirectTarget(Target):
                     self._numbers |= numbers
                     raise NumbersChange
                 constants = changed_constants(reach.state) if self.repeats_changes else {}
-                self._times_changed.update(constants.keys())
-                if not constants or any(self._times_changed[place] > _MOST_CHANGES for place in constants):
+                if not constants or any(self._times_changed[place] >= _MOST_CHANGES for place in constants):
                     advice = f"return the new value, or {BY_DYNAMO}"
                     raise _leak("the function changes `{}`", changed, reach.state, advice)
                 self._constants = list(constants.values())
@@ -193,6 +192,7 @@ class _DirectTarget(Target):
     def after_call(self) -> Callable[[Any], Any] | None:
         """Return a function that writes the changed values into their places, and returns the result of the call."""
         changed, constants = self._changed, self._constants
+        self._times_changed.update([item.place.identity() for item, _ in constants])
 
         def write(returned: Any) -> Any:
             result, numbers = returned if changed else (returned, ())

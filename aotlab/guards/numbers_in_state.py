@@ -15,7 +15,9 @@ call writes.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Hashable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from aotlab.guards.reached import Place, Reached, codes_in
 Numbers = Mapping[Hashable, Place]
 #: The types of the values that a compiled call may set.
 _CONSTANTS = (bool, str, type(None))
+_TYPES = frozenset({"type", "isinstance", "issubclass"})
 
 
 def is_number(value: Any) -> bool:
@@ -49,9 +52,9 @@ def changed_numbers(reached: Sequence[Reached]) -> dict[Hashable, Place]:
 def changed_constants(reached: Sequence[Reached]) -> dict[Hashable, tuple[Reached, Any]]:
     """Return the flags and texts that have been set since their snapshots were taken, each with its new value.
 
-    The keys are the identities of the places (`Place.identity`). A new value must be written in the code that sets it,
-    because a trace may compute another value than eager: the type of a size, a random identifier, the current thread.
-    The result is empty if anything else has changed, too.
+    The keys are the identities of the places (`Place.identity`). A new value must equal a constant of a code object
+    that also mentions its name, because a trace may compute another value than eager: a symbolic size, a random
+    identifier, the name of the current thread. The result is empty if anything else has changed, too.
     """
     found: dict[Hashable, tuple[Reached, Any]] = {}
     for item in reached:
@@ -66,14 +69,21 @@ def changed_constants(reached: Sequence[Reached]) -> dict[Hashable, tuple[Reache
 
 
 def _is_written(value: Any, item: Reached, reached: Sequence[Reached]) -> bool:
-    """Tell whether one of the code objects among the reached values names the place of ``item`` and has the value."""
-    name = "cell_contents" if item.place.kind == "attribute" else item.place.key
-    for code in codes_in(reached):
-        names = (*code.co_names, *code.co_freevars, *code.co_cellvars, *code.co_consts)
-        is_named = name == "cell_contents" or any(type(each) is str and each == name for each in names)
-        if is_named and any(same_value(each, value) for each in code.co_consts):
-            return True
-    return False
+    """Tell whether a code object among the reached values assigns to the name of ``item``, and contains the value.
+
+    The code must not ask for types, because the type of a symbolic size is not that of a number.
+    """
+    name = item.name.rpartition(".")[2] if item.place.kind == "attribute" else item.place.key
+    writing = [code for code in codes_in(reached) if any(same_value(each, value) for each in code.co_consts)]
+    writing = [code for code in writing if _assigns(code, name)]
+    return bool(writing) and not any(_TYPES.intersection(code.co_names) for code in writing)
+
+
+def _assigns(code: CodeType, name: Any) -> bool:
+    """Tell whether code assigns to a variable or an attribute called ``name``, or to an item with this key."""
+    stores = [each for each in dis.get_instructions(code) if each.opname.startswith("STORE_")]
+    by_key = any(each.opname == "STORE_SUBSCR" for each in stores) and any(same_value(k, name) for k in code.co_consts)
+    return by_key or any(each.argval == name for each in stores)
 
 
 def _changed_in(expected: Any, current: Any, place: Place) -> list[Place]:

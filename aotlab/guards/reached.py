@@ -192,11 +192,12 @@ class Reached:
         """Return a sentence that states the expected value, for the table of guards."""
         if self.is_absence:
             names = sorted(self.place.key)
-            more = f" and {len(names) - _NAMED:,} other names are" if len(names) > _NAMED else " is"
-            return f"`{self.name.replace('…', ', '.join(names[:_NAMED]))}`{more} missing"
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            verb = "are" if len(names) > 1 else "is"
+            return f"`{self.name.replace('…', ', '.join(names[:_NAMED]))}`{more} {verb} missing"
         if isinstance(self.expected, Names):
             names = [f"`{self.name}.{name}`" for name in dict.fromkeys(self.place.key)]
-            more = f" and {len(names) - _NAMED:,} other attributes" if len(names) > _NAMED else ""
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             verb = "are the same objects" if len(names) > 1 else "is the same object"
             return f"{', '.join(names[:_NAMED])}{more} {verb}"
         if isinstance(self.expected, Value) and self.expected.is_plain:

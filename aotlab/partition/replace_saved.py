@@ -17,6 +17,8 @@ from torch import Tensor, fx
 from aotlab._torch import CAST, OpOverload
 from aotlab.ir import fx_graphs as ir
 
+_AS_STRIDED = torch.ops.aten.as_strided.default  # its input may be much larger
+
 
 def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
     """Save an input or output in place of a view of it, and a tensor in place of its expansion.
@@ -25,19 +27,21 @@ def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count
     later.
     """
     ends = visible(forward.graph, count) - bases
-    _save_roots(forward, backward, count, lambda node: view_chain(node, ends) or expansion_chain(node))
+    _save_roots(forward, backward, count, lambda node: view_chain(node, ends) or expansion_chain(node, bases))
 
 
-def expansion_chain(node: fx.Node) -> list[fx.Node]:
+def expansion_chain(node: fx.Node, bases: set[fx.Node]) -> list[fx.Node]:
     """Return the nodes from an expanded tensor back to the tensor that was expanded, both included.
 
-    The list has only ``node`` if it is not the expansion of another node. A compiler may return an expanded tensor with
-    other strides, in more memory, but the backward is compiled for strides of 0.
+    The list has only ``node`` if it is not the expansion of another node, or if that node is a synthetic base. A
+    compiler may return an expanded tensor with other strides, in more memory, but the backward is compiled for strides
+    of 0.
     """
     chain = [node]
     while ir.is_view(chain[-1]) and (_is_expanded(chain[-1]) or (len(chain) > 1 and _is_unsqueezed(chain[-1]))):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
-    return chain if not _is_expanded(chain[-1]) else [node]
+    cannot = _is_expanded(chain[-1]) or chain[-1] in bases or any(each.target is _AS_STRIDED for each in chain)
+    return [node] if cannot else chain
 
 
 def _is_expanded(node: fx.Node) -> bool:

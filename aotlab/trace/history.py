@@ -140,11 +140,14 @@ def classify_nodes(segments: Sequence[Segment]) -> tuple[list[Any], list[Any], l
 def check_readers(segments: Sequence[Segment], tape: Tape, *, has_checkpoints: bool) -> None:
     """Raise `LeakedTensorError` if Python code of the user that runs later may read a value that the function sets.
 
-    A compiled call sets the value after the forward graph. A custom op would read it before, and a backward was traced
-    before.
+    A compiled call sets the value after its forward. So a custom op in the forward, also in the function of a
+    higher-order op, would read the old value. A backward was traced while the old value was in place.
     """
     in_backward = has_checkpoints or classify_nodes(segments)[0]
-    if in_backward or any(ir.may_have_effects(each.target) for each in tape.operations):
+    targets = [each.target for each in tape.operations]
+    if in_backward or any(
+        ir.may_have_effects(each) or isinstance(each, internals.HigherOrderOperator) for each in targets
+    ):
         where = "its backward" if in_backward else "a custom op"
         raise LeakedTensorError(
             f"the function sets a Python value, and {where} may read it",

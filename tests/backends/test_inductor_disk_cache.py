@@ -265,8 +265,27 @@ def test_the_least_recently_used_files_are_removed(cache: Path, monkeypatch: pyt
     age([each for each in second if each.name.endswith((".so", ".cpp", ".py"))], hours=50)
     kernel_cache.bound(cache, 0)
     clear_caches()
+    kernels = [each for each in {*first, *second} if each.suffix == ".so"]
+    assert kernels
+    assert not any(each.exists() for each in kernels)
     for function in (lambda x: x.sin() + 2, lambda x: x.cos() + 3):
-        assert torch.equal(aotlab.compile(function)(x), function(x))
+        again = aotlab.compile(function)
+        assert torch.equal(again(x), function(x))
+        assert again.calls.eager == 0
+    assert any(each.exists() for each in kernels)
+
+    # Of Triton, a kernel's folder is removed as a whole.
+    kernel = cache / "triton" / "0" / ("A" * 52)
+    kernel.mkdir(parents=True)
+    for name in ("kernel.cubin", "__grp__kernel.json"):
+        (kernel / name).write_text(name)
+    age(kernel.iterdir(), hours=100)
+    (kernel / "kernel.cubin").touch()
+    kernel_cache.bound(cache, 0)
+    assert len(list(kernel.iterdir())) == 2
+    age(kernel.iterdir(), hours=100)
+    kernel_cache.bound(cache, 0)
+    assert not kernel.exists()
 
 
 def test_the_cache_can_be_switched_off(cache: Path) -> None:

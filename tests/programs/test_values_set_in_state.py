@@ -26,6 +26,7 @@ class Model(nn.Module):
     def __init__(self, body):
         super().__init__()
         self.w = nn.Parameter(torch.full((3,), 0.5))
+        self.flags = [True]
         self.first, self.size, self.options = True, None, SimpleNamespace(mode=None, scale=2)
         self.body = body
 
@@ -128,7 +129,7 @@ def _observed(call, m, calls=4):
     for i in range(calls):
         x = (torch.arange(3.0) + i).requires_grad_()
         out = call(x)
-        state = str((m.first, m.size, m.options, _mode, Model.kind))
+        state = str((m.first, m.size, m.options, m.flags, _mode, Model.kind))
         out.sum().backward()
         seen += [out.tolist(), x.grad.tolist(), m.w.grad.tolist(), state]
     return seen
@@ -183,14 +184,18 @@ def _type_of_a_size(m, x):
     return x * m.w
 
 
+def _either_type_of_a_size(m, x):
+    m.options.mode = "int" if isinstance(x.shape[0], int) and type(x.shape[0]) is int else "symbol"
+    return x * m.w
+
+
 def _own_identifier(m, x):
     m.options.mode = "" if m.options.mode else uuid.UUID(int=m.options.scale).hex
     return x * m.w
 
 
 def _in_a_list(m, x):
-    m.options.scale = [True]
-    m.options.scale[0] = False
+    m.flags[0] = False
     return x * m.w
 
 
@@ -208,7 +213,16 @@ def _read_in_an_op(m, x):
     return _by_mode(x) * m.w.detach()
 
 
-REFUSED = [_cached, _cached_size, _by_call, _type_of_a_size, _own_identifier, _in_a_list, _of_the_class]
+REFUSED = [
+    _cached,
+    _cached_size,
+    _by_call,
+    _type_of_a_size,
+    _either_type_of_a_size,
+    _own_identifier,
+    _in_a_list,
+    _of_the_class,
+]
 READ_LATER = [_read_in_a_backward, _read_in_a_checkpoint]
 
 
@@ -250,6 +264,7 @@ def test_accumulation():
         (call(x) + call(x)).sum().backward()
         seen.append([x.grad.tolist(), m.w.grad.tolist(), m.first])
     assert seen[0] == seen[1]
+    assert (behind(call).calls.eager, behind(call).calls.by_dynamo, len(behind(call).entries)) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -297,7 +312,7 @@ def test_an_error_sets_them_once():
     """If the compiled call raises, eager runs the call and sets the value."""
 
     def body(m, x):
-        m.first = False
+        m.first = False if m.first else True  # noqa: SIM211
         return m.w[x]
 
     m = Model(body)
@@ -307,6 +322,7 @@ def test_an_error_sets_them_once():
     with pytest.raises(IndexError):
         call(torch.tensor([0, 9]))
     assert m.first is False
+    assert (len(behind(call).entries), behind(call).calls.eager) == (1, 1)
 
 
 def test_an_export_refuses_them():
