@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.errors import BY_DYNAMO, LeakedTensorError
+from aotlab.errors import LeakedTensorError
 from aotlab.ir import fx_graphs as ir
 from aotlab.trace.autograd_edges import Edge, leading_to, next_edges, walk
 from aotlab.trace.segments import Exit, Segment
@@ -141,7 +141,8 @@ def check_readers(segments: Sequence[Segment], tape: Tape, *, has_checkpoints: b
     """Raise `LeakedTensorError` if Python code of the user that runs later may read a value that the function sets.
 
     A compiled call sets the value after its forward. So a custom op in the forward, also in the function of a
-    higher-order op, would read the old value. A backward was traced while the old value was in place.
+    higher-order op, would read the old value. A backward was traced while the old value was in place. The call runs
+    eagerly, because Dynamo has the same problem.
     """
     in_backward = has_checkpoints or classify_nodes(segments)[0]
     targets = [each.target for each in tape.operations]
@@ -152,7 +153,7 @@ def check_readers(segments: Sequence[Segment], tape: Tape, *, has_checkpoints: b
         raise LeakedTensorError(
             f"the function sets a Python value, and {where} may read it",
             why="a compiled call sets the value after its forward",
-            suggestion=f"return the new value, or {BY_DYNAMO}",
+            suggestion="return the new value",
         )
 
 
