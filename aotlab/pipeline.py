@@ -271,7 +271,9 @@ def _followed(run: Run, after_call: Callable[[Any], Any]) -> Run:
 
     def followed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_grad_enabled() and internals.is_in_checkpoint():
-            raise ForwardFailed(HooksError("it sets Python values", why="a checkpoint may end the call early"))
+            raise ForwardFailed(
+                HooksError("the function sets Python values", why="a checkpoint may end the call early")
+            )
         result = run(args, kwargs)
         return result if result is runtime.MISS else after_call(result)
 

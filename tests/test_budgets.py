@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "aotlab"
+pytestmark = pytest.mark.tier("quick")
 #: Statements per room, docstrings not counted. A ratchet: a change that raises a limit gives its reason.
 LIMITS = {
     "__init__.py": 27,
@@ -16,20 +17,20 @@ LIMITS = {
     "backends": 778,
     "bench": 356,
     "cache.py": 315,
-    "capture": 509,
+    "capture": 510,
     "cli": 1_029,
     "config.py": 45,
     "derivatives": 579,
     "errors.py": 87,
     "export": 654,
     "fallbacks": 42,
-    "frontends": 912,
+    "frontends": 913,
     "guards": 1_718,
     "ir": 443,
     "maintenance": 3_198,
     "notebook": 4_622,
     "events.py": 95,
-    "partition": 1_104,
+    "partition": 1_103,
     "pipeline.py": 207,
     "quirks": 980,
     "rehearse": 173,
@@ -70,7 +71,6 @@ def test_room(room: str, limit: int) -> None:
     assert 0 < sum(map(statements, files(room))) <= limit
 
 
-pytestmark = pytest.mark.tier("quick")
 FILES = [path for room in LIMITS for path in files(room)]
 
 

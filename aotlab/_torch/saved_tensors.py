@@ -94,7 +94,7 @@ def hooks_are_foreign() -> bool:
 
 
 def is_in_checkpoint() -> bool:
-    """Tell whether the innermost ``saved_tensors_hooks`` are those of a checkpoint, also while it computes again."""
+    """Tell whether a checkpoint installed the innermost ``saved_tensors_hooks``, in its first or its second run."""
     hooks = saved_tensor_hooks()
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 

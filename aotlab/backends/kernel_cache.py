@@ -41,7 +41,7 @@ _REMOVABLE = {
 }
 #: A file that was written in the last hour is kept, because a process may be about to load it.
 _IN_USE = 3600.0
-#: The size is looked at once in so many seconds.
+#: The time between two checks of the size, in seconds.
 _INTERVAL = 600.0
 _last_bound = -_INTERVAL
 _LINE = re.compile(r"\[(\w+)\] ([^:]+):")
@@ -140,8 +140,8 @@ def bound(folder: Path, most: int) -> None:
 
     Graphs and kernels that are not found are compiled again. Only files with Inductor's and Triton's names are removed
     or counted, in case ``folder`` contains other files, too; precompiled headers stay. Of Triton, the folder of a
-    kernel is removed as a whole. The order is that of the access times, which Linux updates about once a day. Files
-    that were written in the last hour stay.
+    kernel is removed as a whole. What was used last is known from the files' access times, which Linux updates about
+    once a day. Files that were written in the last hour stay.
     """
     units: dict[Path, tuple[float, int]] = {}
     for pattern, name in _REMOVABLE.items():

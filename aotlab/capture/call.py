@@ -47,10 +47,13 @@ class Target:
     lifts_numbers = True
     #: Whether compiled calls may set plain Python values that the traced function sets, for example a flag.
     repeats_changes = True
-    #: Whether the latest traced function has set such values.
-    sets_constants = False
     #: The nodes of the graph that the frontend captured, if somebody listens to events.
     nodes: tuple[NodeRecord, ...] = ()
+
+    @property
+    def sets_constants(self) -> bool:
+        """Whether the function has set plain Python values, other than numbers, in the latest trace."""
+        return False
 
     def lifted(self) -> Sequence[Tensor]:
         """Return the current parameters and buffers, which become the first flat inputs."""

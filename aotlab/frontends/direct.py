@@ -52,13 +52,17 @@ class _DirectTarget(Target):
         self._before: tuple[Reached, ...] = ()  # the reached values of the last call that was captured
         self._changed: list[Place] = []  # the numbers in state that the traced function has changed
         self._constants: list[tuple[Reached, Any]] = []  # flags and strings that it has set, with new values
-        self._times_changed: Counter[Hashable] = Counter()  # in how many entries each of them has changed, by place
+        self._times_changed: Counter[Hashable] = Counter()  # in how many entries each of them was set, by place
         self.function = function
         self.name = name
         code = getattr(getattr(function, "__func__", function), "__code__", None)
         self.line = None
         if code is not None:
             self.line = UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
+
+    @property
+    def sets_constants(self) -> bool:
+        return bool(self._constants)
 
     def reached(self) -> tuple[Reached, ...]:
         """Return the closures, defaults, globals and states of modules that the function may read."""
@@ -122,7 +126,7 @@ class _DirectTarget(Target):
             raise RunEagerly("no-guard-for-what-it-reads", what=reach.unseen)
         if reach.by_identity is not None:
             raise RunEagerly("finds-tensor-by-identity", what=reach.by_identity)
-        self._watch, self._constants, self.sets_constants = (watch := Watch([*modules, *reach.objects])), [], False
+        self._watch, self._constants = (watch := Watch([*modules, *reach.objects])), []
         try:
             result = self._run(lifted, args, kwargs)
             if (leak := watch.leaked()) is not None:
@@ -141,7 +145,6 @@ class _DirectTarget(Target):
                 self._constants = list(constants.values())
                 for item, _ in self._constants:
                     item.put_back()  # the first compiled call writes the new value
-                self.sets_constants = True
         except BaseException:
             _undo(reach.state, watch)
             raise
@@ -239,7 +242,7 @@ def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
             )
 
 
-#: If so many entries change the same value, more of them probably follow, so the next one is refused.
+#: If so many entries set the same value, it probably differs at each call, so the next entry is refused.
 _MOST_CHANGES = 4
 _WHY = "a compiled call would not repeat the change"
 _IN_BACKWARD = "the function changes `{}`, and its backward may read or change it, too"

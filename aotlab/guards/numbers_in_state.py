@@ -9,7 +9,7 @@ If such a number were guarded by its value, each call would need its own entry. 
 or that differs between two calls, becomes an input of the graph, like a tensor in state: each call reads it again from
 its place. `aotlab.frontends.direct` finds these numbers, and writes their new values after a call.
 
-Flags and texts change rarely. They stay guarded by their value, and `changed_constants` finds the new values, which a
+Flags and strings change rarely. They stay guarded by their value, and `changed_constants` finds the new values, which a
 call writes.
 """
 
@@ -50,10 +50,10 @@ def changed_numbers(reached: Sequence[Reached]) -> dict[Hashable, Place]:
 
 
 def changed_constants(reached: Sequence[Reached]) -> dict[Hashable, tuple[Reached, Any]]:
-    """Return the flags and texts that have been set since their snapshots were taken, each with its new value.
+    """Return the flags and strings that have been set since their snapshots were taken, each with its new value.
 
     The keys are the identities of the places (`Place.identity`). A new value must equal a constant of a code object
-    that also mentions its name, because a trace may compute another value than eager: a symbolic size, a random
+    that also assigns to its name, because a trace may compute another value than eager: a symbolic size, a random
     identifier, the name of the current thread. The result is empty if anything else has changed, too.
     """
     found: dict[Hashable, tuple[Reached, Any]] = {}
@@ -71,11 +71,11 @@ def changed_constants(reached: Sequence[Reached]) -> dict[Hashable, tuple[Reache
 def _is_written(value: Any, item: Reached, reached: Sequence[Reached]) -> bool:
     """Tell whether a code object among the reached values assigns to the name of ``item``, and contains the value.
 
-    The code must not ask for types, because the type of a symbolic size is not that of a number.
+    Code that mentions `type` or `isinstance` does not count, because a symbolic size is not an ``int``.
     """
     name = item.name.rpartition(".")[2] if item.place.kind == "attribute" else item.place.key
-    writing = [code for code in codes_in(reached) if any(same_value(each, value) for each in code.co_consts)]
-    writing = [code for code in writing if _assigns(code, name)]
+    containing = (code for code in codes_in(reached) if any(same_value(each, value) for each in code.co_consts))
+    writing = [code for code in containing if _assigns(code, name)]
     return bool(writing) and not any(_TYPES.intersection(code.co_names) for code in writing)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from aotlab._torch import CAST, OpOverload
 from aotlab.ir import fx_graphs as ir
 
+_UNSQUEEZE = torch.ops.aten.unsqueeze.default
 _AS_STRIDED = torch.ops.aten.as_strided.default  # its input may be much larger
 
 
@@ -38,7 +39,7 @@ def expansion_chain(node: fx.Node, bases: set[fx.Node]) -> list[fx.Node]:
     of 0.
     """
     chain = [node]
-    while ir.is_view(chain[-1]) and (_is_expanded(chain[-1]) or (len(chain) > 1 and _is_unsqueezed(chain[-1]))):
+    while ir.is_view(chain[-1]) and (_is_expanded(chain[-1]) or (len(chain) > 1 and chain[-1].target is _UNSQUEEZE)):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
     cannot = _is_expanded(chain[-1]) or chain[-1] in bases or any(each.target is _AS_STRIDED for each in chain)
     return [node] if cannot else chain
@@ -47,10 +48,6 @@ def expansion_chain(node: fx.Node, bases: set[fx.Node]) -> list[fx.Node]:
 def _is_expanded(node: fx.Node) -> bool:
     value = node.meta["val"]
     return isinstance(value, Tensor) and any(type(stride) is int and stride == 0 for stride in value.stride())
-
-
-def _is_unsqueezed(node: fx.Node) -> bool:
-    return node.target is torch.ops.aten.unsqueeze.default
 
 
 def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:

@@ -107,7 +107,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=[(1000, "light"), (1600, "dark")], ids=str)
+_LATER = [pytest.param(each, marks=pytest.mark.tier("long")) for each in ((1000, "dark"), (1600, "light"))]
+
+
+@pytest.fixture(params=[(1000, "light"), (1600, "dark"), *_LATER], ids=str)
 def page(request: pytest.FixtureRequest, shared: Shared) -> Iterator[Any]:
     """Open an empty page of one width and one color scheme. It must not complain."""
     width, scheme = request.param

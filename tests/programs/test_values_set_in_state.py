@@ -1,4 +1,4 @@
-"""Flags and texts that a function sets in the caller's objects."""
+"""Flags and strings that a function sets in the caller's objects."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ READ_LATER = [_read_in_a_backward, _read_in_a_checkpoint]
 
 @pytest.mark.parametrize("body", REFUSED)
 def test_other_values(body):
-    """A value that the code does not contain as a literal is left to Dynamo. The results are eager's."""
+    """Computed values, items of lists and attributes of classes are left to Dynamo. The results are eager's."""
     m = Model(body)
     expected = _observed(m, m, 8)
     m = Model(body)

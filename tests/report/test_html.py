@@ -245,7 +245,7 @@ def test_unprintable_text_is_shown_as_such(report: Report) -> None:
 def test_a_browser_draws_the_page(report: Report, tmp_path: Path) -> None:
     """Each tab is drawn, light and dark, with contrasts of 4.5 or more; nothing of the users' runs or is markup.
 
-    The states of a report differ only above the tabs. So all tabs are looked at in one state.
+    The states of a report differ only above the tabs. So the test opens all tabs in the first state alone.
     """
     api = pytest.importorskip("playwright.sync_api")
     row = {"kind": "value", "subject": EVIL, "equal": False, "sentence": EVIL}
