@@ -51,7 +51,7 @@ saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 #: time; Dynamo captures what cannot be traced, and optimizer steps run eagerly. Cells with ``--time``, ``--rehearse``,
 #: ``--engine upstream`` or ``--engine both`` always use Dynamo, because these options need it. Read when a cell runs.
 #: In a notebook, ``%aotlab config cell_frontend=auto`` sets it.
-cell_frontend: Literal["dynamo", "auto"] = "dynamo"
+cell_frontend: Literal["dynamo", "auto"] = "auto"
 
 #: How the page in a notebook shows a new report. ``"report"``: in full. ``"verdict"``: as the line with the verdict, so
 #: that the cell's own results stay in view; a click shows the rest. Read when a cell runs. In a notebook,

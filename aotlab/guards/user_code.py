@@ -88,7 +88,8 @@ def user_code_position() -> Locator | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code):
-            return CodePosition(frame.f_code, frame.f_lasti, running_cells(frame.f_back))
+            is_top_level = frame.f_code.co_name == "<module>"
+            return CodePosition(frame.f_code, frame.f_lasti, running_cells(None if is_top_level else frame.f_back))
         frame = frame.f_back
     return None
 

@@ -72,8 +72,10 @@ class RegionCode:
     traced
         The code of a function for the direct frontend, or None if only Dynamo captures the region. The names that the
         region binds are variables of this function. Its arguments are the names among them whose values from before the
-        region the statements may read. It returns a tuple: the value that ``code`` returns, if it is displayed, and
-        last a dictionary of the variables.
+        region the statements may read. It returns a tuple: a dictionary of the variables, and the value that ``code``
+        returns, if it is displayed. If the value is that of a variable, only the dictionary contains it.
+    displayed
+        The variable whose value ``code`` returns, or None.
     """
 
     number: int
@@ -83,6 +85,7 @@ class RegionCode:
     first_line: int
     last_line: int
     traced: types.CodeType | None = None
+    displayed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,7 +405,9 @@ class _Splitter:
             traced = self._traced_code(statements, whole.bound) if self.traced else None
         except SyntaxError:
             return None
-        self.regions.append(replace(whole, pieces=pieces, traced=traced))
+        displayed = _displayed(statements[-1])
+        displayed = displayed if displayed in whole.bound else None
+        self.regions.append(replace(whole, pieces=pieces, traced=traced, displayed=displayed))
         return _called(_REGION.format(whole.number), statements[0])
 
     def _region_code(self, statements: Sequence[ast.stmt]) -> RegionCode:
@@ -420,9 +425,11 @@ class _Splitter:
         """Return the code of a region's function for the direct frontend (see `RegionCode.traced`)."""
         last = statements[-1]
         value = [last.value] if isinstance(last, ast.Return) and last.value is not None else []
-        results = ast.Tuple([*value, ast.Call(ast.Name("locals", ast.Load()), [], [])], ast.Load())
-        returned = ast.copy_location(ast.Return(ast.copy_location(results, last)), last)
-        body = [*(statements[:-1] if value else statements), returned]
+        body = [*(statements[:-1] if value else statements)]
+        if _displayed(last) in bound:
+            body.append(ast.copy_location(ast.Expr(value.pop()), last))  # it raises if the variable has no value
+        results = ast.Tuple([ast.Call(ast.Name("locals", ast.Load()), [], []), *value], ast.Load())
+        body.append(ast.copy_location(ast.Return(ast.copy_location(results, last)), last))
         before = set(read_first(statements, set()))
         return self._function_code([name for name in bound if name in before], body)
 
@@ -447,6 +454,11 @@ class _Splitter:
             warnings.simplefilter("ignore")
             outer = self.compile_tree(module, self.file, "exec")
         return _at_module_level(next(each for each in outer.co_consts if isinstance(each, types.CodeType)))
+
+
+def _displayed(last: ast.stmt) -> str | None:
+    """Return the variable whose value the last statement of a region returns, or None if it returns something else."""
+    return last.value.id if isinstance(last, ast.Return) and isinstance(last.value, ast.Name) else None
 
 
 class _OwnCalls(ast.NodeTransformer):

@@ -65,7 +65,7 @@ class CellCompiler:
     def __init__(self, state: CellState, playground: Playground) -> None:
         self.state = state
         self.namespace = playground.namespace
-        self._playground = playground
+        self.playground = playground
         options = state.options
         backend = options.backend if options.rehearse is None else RehearsalBackend(options.rehearse, draws="eager")
         self._backend = resolve(backend, draws="eager")  # a cell must draw the same random values as in eager
@@ -225,10 +225,10 @@ class CellCompiler:
         began, limits, calls = time.perf_counter_ns(), dict(part.limits), recording.calls_so_far()
         try:
             with (
-                self._playground.opened(bound),
+                self.playground.opened(bound),
                 settings,
                 self.observing(),
-                quiet_dynamo(part.reasons, lambda: self._playground.compiling, partial(self._note_limit, part)),
+                quiet_dynamo(part.reasons, lambda: self.playground.compiling, partial(self._note_limit, part)),
             ):
                 yield
             self._count_eager_calls(part, limits, calls, began)

@@ -41,7 +41,7 @@ def cell_parts(state: CellState, frames: Sequence[Frame]) -> Iterator[CellPart]:
             inside = graph.lines if isinstance(graph, CapturedGraph) else traced.get(graph.name, ())
             for line in inside:
                 captured.setdefault(line, set()).add(graph.name)
-            calls |= graph.calling_lines if isinstance(graph, CapturedGraph) else set()
+            calls |= {each.line for each in graph.callers if each.file == state.file}
     recording = state.recording
     lines = Lines(captured=captured, calls=calls, stops=recording.stops, python=recording.library_lines)
     return with_ways(_parts(state, frames, captured), lines, state.source)

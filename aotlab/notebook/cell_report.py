@@ -18,6 +18,7 @@ from aotlab.notebook.cell_state import CellState
 from aotlab.notebook.graphs import CapturedGraph
 from aotlab.notebook.stock_graph import StockGraph
 from aotlab.notebook.traced import TracedFunction
+from aotlab.notebook.traced_region import TracedRegion
 from aotlab.report import Cell, Report, VerificationRow
 from aotlab.report.engines import engine_rows
 from aotlab.report.groups import input_groups
@@ -75,7 +76,7 @@ class CellReporter:
         For ``y = x``, the report lists ``y`` as an output that is the input ``x`` itself. ``present`` has the
         notebook's tensors and their names, by `id`.
         """
-        inputs = (graph.inputs() or ()) if isinstance(graph, CapturedGraph) else ()
+        inputs = graph.inputs() or ()
         names = {id(each): present[id(each)][0] for each in inputs if id(each) in present}
         bound = {name: namespace.get(name) for name in self._state.code.bound}
         return tuple(
@@ -173,7 +174,10 @@ class CellReporter:
 
     def _frame(self, frame: Frame, stock: Mapping[int, StockGraph]) -> Frame:
         frame = self._of_upstream(frame, stock) if any(each.entry in stock for each in frame.graphs) else frame
-        graphs = [_with_names(each, self._result_names.get(each.entry, {})) for each in frame.graphs]
+        # A region's names are known before its first run ends. Then they are shown while it is compared with eager.
+        regions = {each.name: each.names for each in self._state.graphs() if isinstance(each, TracedRegion)}
+        names = regions.get(frame.name, {})
+        graphs = [_with_names(each, self._result_names.get(each.entry, names)) for each in frame.graphs]
         graphs = [replace(g, outputs=(*g.outputs, *self._named_inputs.get(g.entry, ()))) for g in graphs]
         parts, families = self._state.parts.values(), self._state.families
         limits = {families[code][1]: each for part in parts for code, each in part.limits.items()}

@@ -7,7 +7,7 @@ change the state. `CellReporter` reads the state to make the report.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -251,10 +251,6 @@ class CellState:
         """Return the graphs that stock `torch.compile` compiled, by the number of their entry."""
         every = [*self.graphs(), *self.twins] if self.observation is not None else []
         return {each.compiled.entry_number: each for each in every if isinstance(each, StockGraph)}
-
-    def captured_graphs(self) -> Iterator[CapturedGraph]:
-        """Yield the graphs that Dynamo captured."""
-        return (each for each in self.graphs() if isinstance(each, CapturedGraph))
 
     def family(self, code: int | None, title: str, *, stock: bool = False) -> tuple[int, str]:
         """Return the number in events and the name in the report for the graphs of one code object.

@@ -431,7 +431,7 @@ class Scope:
         ):
             yield f"steps {type(owner).__name__}, {ROUNDS}"
         elif name == "step" and self._traced and (owner is _UNKNOWN or isinstance(owner, torch.optim.Optimizer)):
-            yield "steps an optimizer"
+            yield "steps an optimizer, which only `--frontend dynamo` compiles"
         elif name in ("to", "cpu") and isinstance(owner, torch.nn.Module):
             yield "moves a module"
 

@@ -22,6 +22,7 @@ from aotlab.notebook.cell_recording import CellRecording
 from aotlab.notebook.cell_report import CellReporter
 from aotlab.notebook.cell_state import CellState, RunState
 from aotlab.notebook.functions import separately_compiled
+from aotlab.notebook.graphs import CapturedGraph
 from aotlab.notebook.names import Watch
 from aotlab.notebook.options import Options
 from aotlab.notebook.playground import Playground
@@ -29,6 +30,7 @@ from aotlab.notebook.regions import Region
 from aotlab.notebook.shown import Shown
 from aotlab.notebook.stock_graph import STOCK
 from aotlab.notebook.tracebacks import line_in
+from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Report, ReportFormatError
 from aotlab.report.codec import decode
 from aotlab.report.model import AppliedChoice, MemoryCurve, TimingRow, Views
@@ -208,25 +210,20 @@ class CompiledCell(Views[Report]):
         }
         upstream = self.options.engine == "upstream"
         every = [
-            timing.Captured(
-                frame=each.name,
-                graph=each.graph,
-                compiled=each.compiled.uncounted if upstream else each.compiled,
+            replace(
+                _captured(each),
                 engine="upstream" if upstream else "aotlab",
-                inputs=each.inputs,
-                whole=each.whole,
                 graphs=frames,
-                stock=None if upstream else each.stock or STOCK[self.options.backend],
+                stock=None if upstream else getattr(each, "stock", None) or STOCK[self.options.backend],
                 backend_s=sum(backend_s.get(entry.number, 0.0) for entry in each.compiled.entries),
             )
-            for each in self._state.captured_graphs()
+            for each in self._state.graphs()
             if each.compiled.entries
         ]
-        if not every and self.options.frontend != "dynamo":
-            raise UsageError("what the direct frontend traced is not timed here; use --frontend dynamo")
         began = time.perf_counter_ns()
         curves: list[MemoryCurve] = []
-        rows = timing.measure(every, progress, stock_seconds=stock_seconds, note=self.note, curve=curves.append)
+        with self.compiler.playground.opened():  # stock `torch.compile` adds names to the notebook's variables
+            rows = timing.measure(every, progress, stock_seconds=stock_seconds, note=self.note, curve=curves.append)
         self.recording.hear(events.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
         with self._lock:
             self._timings, self._curves = rows, tuple(curves)
@@ -244,10 +241,10 @@ class CompiledCell(Views[Report]):
         choice = asked_choice(asked)
         frames = [each for each in self.report().frames if each.name == choice.frame]
         numbers = {graph.entry for frame in frames for graph in frame.graphs if graph.index == choice.graph}
-        graphs = self._state.captured_graphs() if self.options.engine != "upstream" else ()
+        graphs = self._state.graphs() if self.options.engine != "upstream" else ()
         pairs = [(each, entry) for each in graphs for entry in each.compiled.entries if entry.number in numbers]
         if not pairs:
-            raise UsageError("only a graph that Dynamo captured and aotlab compiled can be compiled again")
+            raise UsageError("only a graph that aotlab compiled can be compiled again")
         graph, entry = pairs[0]
         options = replace(
             self.options,
@@ -257,9 +254,7 @@ class CompiledCell(Views[Report]):
             recompute=choice.recompute,
         )
         compiled = graph.compiled_with(options.partition())
-        one = timing.Captured(
-            frame=choice.frame, graph=graph.graph, compiled=graph.compiled, inputs=graph.inputs, whole=graph.whole
-        )
+        one = replace(_captured(graph), frame=choice.frame)
         began = time.perf_counter_ns()
         progress(f"compiling {graph.name} with this choice, and comparing it with eager")
         timing.call_on_copies(one, compiled)
@@ -283,6 +278,25 @@ class CompiledCell(Views[Report]):
         with self._lock:
             self._applied[choice] = measured
         return self.report()
+
+
+def _captured(graph: CapturedGraph | TracedFunction) -> timing.Captured:
+    """Return the forms of a graph or traced function for a measurement, with the inputs of its latest compilation."""
+    if isinstance(graph, TracedFunction):
+        return timing.Captured(
+            frame=graph.name,
+            graph=graph.function,
+            compiled=graph.compiled,
+            inputs=graph.inputs,
+            calling=graph.calling,
+        )
+    return timing.Captured(
+        frame=graph.name,
+        graph=graph.graph,
+        compiled=getattr(graph.compiled, "uncounted", graph.compiled),
+        inputs=graph.inputs,
+        whole=graph.whole,
+    )
 
 
 def asked_choice(asked: Mapping[str, object]) -> AppliedChoice:

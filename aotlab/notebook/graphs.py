@@ -164,7 +164,7 @@ class CapturedGraph:
         stacks = [frames_of_stack(node.meta.get("stack_trace")) for node in graph.graph.nodes]
         #: The cell's lines whose ops are in the graph, and the lines that Python ran to call the captured code.
         self.lines = {each.line for stack in stacks for each in stack if each.file == cell_file}
-        self.calling_lines = {each.line for each in self._target.callers if each.file == cell_file}
+        self.callers = self._target.callers
         self._verify = verify
         self.compiled: Any = self._compile(number, self._accept if verify or device is not None else None)
 

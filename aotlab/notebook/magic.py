@@ -206,7 +206,7 @@ def parse(line: str) -> Options | None:
         raise ShellUsageError(
             f"--memory-budget {budget:g}: use a number from 0 to 1, together with --partitioner min-cut"
         )
-    if not (arguments.frontend or rehearses or arguments.time or arguments.engine != "aotlab"):
+    if not (arguments.frontend or rehearses or arguments.engine != "aotlab"):
         frontend = config.cell_frontend
     return Options(
         output=arguments.output,

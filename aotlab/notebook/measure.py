@@ -1,8 +1,11 @@
-"""Time captured graphs beside eager. The button in the dashboard's timing tab runs this.
+"""Time captured graphs and traced functions beside eager. The button in the dashboard's timing tab runs this.
 
 A graph that Dynamo captured can run in two forms: eagerly, op by op, and compiled by aotlab. Both forms are timed in
 turns (`aotlab.bench.timing`). If it is requested, the form that stock ``torch.compile`` makes of the graph is a third
-one. The inputs are copies that alias each other as the original inputs do. All calls run under the grad mode, inference
+one. The same holds for a function or region that the direct frontend traced. Its eager form is the Python code itself,
+so its times include this code.
+
+The inputs are copies that alias each other as the original inputs do. All calls run under the grad mode, inference
 mode and autocast settings of the capture.
 
 The measurement does not change the user's tensors, gradients, random state, call counters and compiled entries. An
@@ -16,6 +19,8 @@ values. A training graph is timed in whole steps: a forward and its backward. Th
 times add up to the step. Each form is called as Dynamo's code would call it. Eager's form is the graph's Python code.
 aotlab's and stock's forms are the callables that the backend returns to Dynamo, including their checks and counters for
 each call. The times do not include Dynamo's own part of a call, such as its guards, nor the Python code between graphs.
+The eager and compiled forms of a traced function read tensors from their places, for example a module's parameters. So
+the copies of these tensors are in these places during the measurement.
 The main thread must not run anything else during a measurement. `aotlab.notebook.live` ensures this. An interrupt ends
 a measurement and leaves no changes.
 """
@@ -24,8 +29,9 @@ from __future__ import annotations
 
 import math
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -67,6 +73,8 @@ STOCK_SECONDS = 12.0
 
 Inputs = tuple[Any, ...]
 Run = Callable[[Inputs], Any]
+#: Calls a form of a graph with flat inputs.
+Call = Callable[[Callable[..., Any], Inputs], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +86,7 @@ class Captured:
     frame
         The name of the frame that contains the graph, as in the report.
     graph
-        The graph that Dynamo captured. Calling it runs it eagerly.
+        The graph that Dynamo captured, or the function that the direct frontend traced. Calling it runs it eagerly.
     compiled
         The `aotlab.cache.CompiledFunction` of the same graph, or an object that has this function in its attribute
         ``compiled``. Any other callable with the same arguments works, too, and is called directly.
@@ -101,10 +109,12 @@ class Captured:
         ``torch.compile`` needs.
     before
         Another compiled form of the graph and its entry, which are timed as the engine ``"before"``.
+    calling
+        Returns a context manager that yields a function, which calls one form of the graph with flat inputs.
     """
 
     frame: str
-    graph: fx.GraphModule
+    graph: fx.GraphModule | types.FunctionType
     compiled: Callable[..., Any]
     inputs: Callable[[], Inputs | None]
     whole: Callable[[Inputs], Sequence[Any]] | None = None
@@ -113,6 +123,7 @@ class Captured:
     stock: str | Callable[..., Any] | None = None
     backend_s: float = 0.0
     before: tuple[Callable[..., Any], Entry] | None = None
+    calling: Callable[[], AbstractContextManager[Call]] = lambda: nullcontext(_spread)
 
 
 class _Skipped(Exception):  # noqa: N818  # not an error, but a signal inside of this module
@@ -201,29 +212,33 @@ def measure(
 def _measure_one(
     captured: Captured, seconds: float, skip: Callable[[str], None], curve: Callable[[MemoryCurve], None] | None
 ) -> list[TimingRow]:
-    held = captured_tensors(captured.graph)
+    held = captured_tensors(captured.graph) if isinstance(captured.graph, fx.GraphModule) else []
     with ExitStack() as undo:
         undo.enter_context(random_state_restored())
         undo.enter_context(restored(tuple(held)))
-        entry, inputs, replaced = _entry_for(captured)
+        call = undo.enter_context(captured.calling())
+        entry, inputs, replaced = _entry_for(captured, call)
         fresh = partial(_copy, Cloner(_anything), inputs)
         alone = None if entry is None else _alone(captured.compiled, entry)
-        eager: Run = partial(_spread, _given_sizes(internals.forward_of(captured.graph), captured))
+        eager: Run = partial(call, _given_sizes(_function(captured.graph), captured))
         called = captured.compiled if alone is None else internals.dynamo_disable(alone.__call__)
         undo.enter_context(_settings(entry))
         behaviour = _behaviour(eager, fresh, entry)
         stock = captured.stock if callable(captured.stock) else partial(_stock, captured) if captured.stock else None
-        if stock and any("resize_storage_bytes_" in str(node.target) for node in nodes_in([captured.graph])):
+        graphs = [captured.graph] if isinstance(captured.graph, fx.GraphModule) else []
+        graphs += [entry.records.trace.module] if entry is not None else []
+        if stock and any("resize_storage_bytes_" in str(node.target) for node in nodes_in(graphs)):
             stock = None
             skip(
                 f"{captured.frame}: stock torch.compile was not timed: the graph resizes a storage, and stock's code"
                 " may read a view's memory after it was freed, which can end the process"
             )
-        runs = {"eager": behaviour.wrap(eager), captured.engine: behaviour.wrap(partial(_spread, called))}
+        runs = {"eager": behaviour.wrap(eager), captured.engine: behaviour.wrap(partial(call, called))}
         if captured.before is not None:
             before = internals.dynamo_disable(_alone(*captured.before).__call__)
-            runs["before"] = behaviour.wrap(partial(_spread, before))
+            runs["before"] = behaviour.wrap(partial(call, before))
         timer = _Timer(
+            call=call,
             runs=runs,
             stock=stock,
             ready=fresh if behaviour.mutates else _always(fresh()),
@@ -273,7 +288,13 @@ def _given_sizes(run: Callable[..., Any], captured: Captured) -> Callable[..., A
 
 
 def _stock(captured: Captured, inputs: Inputs) -> Callable[..., Any]:
-    """Compile a graph with a backend of stock ``torch.compile``; return the callable that Dynamo would get from it."""
+    """Return the form that stock ``torch.compile`` makes of a traced function, or its backend of a captured graph.
+
+    For the graph, it is the callable that Dynamo would get from the backend. The form of a function is compiled at its
+    first call.
+    """
+    if not isinstance(captured.graph, fx.GraphModule):
+        return torch.compile(captured.graph, backend=str(captured.stock), dynamic=False)
     # If the graph changes grad mode, the backend's trace of it may leave grad mode changed. So grad mode is restored.
     with compiling(), never_lost(), torch.set_grad_enabled(torch.is_grad_enabled()):
         arguments = tuple(inputs if captured.whole is None else captured.whole(inputs))
@@ -381,12 +402,14 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
 class _Timer:
     """Times the forms of one graph.
 
-    ``runs`` has the forms by engine. ``stock`` compiles the form of stock ``torch.compile`` for given inputs. It is
-    None if this form is not timed. ``ready`` returns the inputs of one call. If calls change their inputs, ``ready``
-    makes new copies for each call. Otherwise all calls share one copy, because the inputs may be large. ``held`` are
-    the tensors that require grad and are attributes of the graph. ``backward`` says whether the backward is timed.
+    ``call`` calls a form with flat inputs. ``runs`` has the forms by engine. ``stock`` compiles the form of stock
+    ``torch.compile`` for given inputs. It is None if this form is not timed. ``ready`` returns the inputs of one call.
+    If calls change their inputs, ``ready`` makes new copies for each call. Otherwise all calls share one copy, because
+    the inputs may be large. ``held`` are the tensors that require grad and are attributes of the graph. ``backward``
+    says whether the backward is timed.
     """
 
+    call: Call
     runs: dict[str, Run]
     stock: Callable[[Inputs], Callable[..., Any]] | None
     ready: Callable[[], _Copy]
@@ -405,8 +428,11 @@ class _Timer:
         if self.stock is not None:
             try:
                 compiled = self.stock(self.ready().inputs)
-                self.runs["upstream"] = self.behaviour.wrap(partial(_spread, compiled))
+                self.runs["upstream"] = self.behaviour.wrap(partial(self.call, compiled))
                 self._once(self._case("upstream", trains))
+                # Dynamo has marked the parameters, and guards would see the marks.
+                for tensor in () if self.behaviour.mutates else self.ready().tensors:
+                    internals.unmark_static(tensor)
             except Exception as error:  # noqa: BLE001  # stock may fail
                 skip(f"stock torch.compile was not timed: it raises {_line(error)}")
                 self.runs.pop("upstream", None)
@@ -502,19 +528,20 @@ def call_on_copies(captured: Captured, function: Callable[..., Any]) -> None:
     Like a measurement, the call changes neither the user's tensors nor the random state. Raises `UsageError` if there
     are no inputs.
     """
-    with random_state_restored(), restored(tuple(captured_tensors(captured.graph))):
+    held = captured_tensors(captured.graph) if isinstance(captured.graph, fx.GraphModule) else []
+    with random_state_restored(), restored(tuple(held)), captured.calling() as call:
         try:
-            entry, inputs, _ = _entry_for(captured)
+            entry, inputs, _ = _entry_for(captured, call)
         except _Skipped as reason:
             raise UsageError(f"{captured.frame} was not compiled: {reason}") from None
         with _settings(entry):
-            function(*_copy(Cloner(_anything), inputs).inputs)
+            call(function, _copy(Cloner(_anything), inputs).inputs)
 
 
 # --- small parts -------------------------------------------------------------------------------------------------
 
 
-def _entry_for(captured: Captured) -> tuple[Entry | None, Inputs, tuple[str, ...]]:
+def _entry_for(captured: Captured, call: Call) -> tuple[Entry | None, Inputs, tuple[str, ...]]:
     """Return the compiled entry that serves the inputs, the inputs, and the names of replaced inputs.
 
     If an input no longer exists, or no entry serves the inputs now, the newest entry is returned, and new tensors
@@ -531,22 +558,27 @@ def _entry_for(captured: Captured) -> tuple[Entry | None, Inputs, tuple[str, ...
         raise _Skipped("it runs eagerly")
     if inputs is not None:
         for entry in function.entries:
-            if _serves(entry, inputs):
+            if _serves(entry, inputs, call):
                 return entry, inputs, ()
     entry = function.entries[0]
     inputs, replaced = _stand_ins(entry.state, inputs)
-    if not _serves(entry, inputs):
+    if not _serves(entry, inputs, call):
         raise _Skipped("its inputs are gone or have changed, or torch's settings have changed. Run the cell again")
     return entry, inputs, replaced
 
 
-def _serves(entry: Entry, inputs: Inputs) -> bool:
+def _serves(entry: Entry, inputs: Inputs, call: Call) -> bool:
     tensors = [isinstance(each, Tensor) for each in inputs]
     if tensors != [isinstance(facts, TensorFacts) for facts in entry.state.leaves]:
         return False  # some tensors no longer exist, or these are the inputs of another entry
     # If an entry's guards do not hold, its run returns MISS and has no effect. So the entry can be tried.
     with _settings(entry):
-        return entry.run(_copy(Cloner(_anything), inputs).inputs, {}) is not MISS
+        return call(_tried(entry), _copy(Cloner(_anything), inputs).inputs) is not MISS
+
+
+def _tried(entry: Entry) -> Callable[..., Any]:
+    """Return a function that takes a call's arguments, and runs only ``entry``."""
+    return lambda *args, **kwargs: entry.run(args, kwargs)
 
 
 def _stand_ins(state: CallState, inputs: Inputs | None) -> tuple[Inputs, tuple[str, ...]]:
@@ -612,6 +644,10 @@ def _index(captured: Captured, entry: Entry | None) -> int:
     function: Any = getattr(captured.compiled, "compiled", captured.compiled)
     numbers = sorted(each.number for each in function.entries)
     return captured.graphs.get(entry.number, numbers.index(entry.number))
+
+
+def _function(graph: fx.GraphModule | types.FunctionType) -> Callable[..., Any]:
+    return internals.forward_of(graph) if isinstance(graph, fx.GraphModule) else graph
 
 
 def _spread(function: Callable[..., Any], inputs: Inputs) -> Any:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,17 +24,18 @@ from torch import Tensor, nn
 
 from aotlab import events, pipeline
 from aotlab.backends import Backend
-from aotlab.cache import CompiledFunction, Declined, Entry
+from aotlab.cache import CompiledFunction, Declined, Entry, next_number
 from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind
-from aotlab.errors import AotlabError, RefusedError
+from aotlab.errors import AotlabError, RefusedError, UserLine
 from aotlab.frontends.direct import FunctionTarget, tensors_replaced
 from aotlab.frontends.tensor_names import Named
 from aotlab.guards.code_names import names_in
 from aotlab.guards.guarded_values import is_plain
 from aotlab.guards.objects import is_installed, root_of
-from aotlab.guards.reached import Reached
-from aotlab.guards.user_code import is_users
+from aotlab.guards.reached import Reached, Slot
+from aotlab.guards.user_code import is_users, running_cells
+from aotlab.ir.extents import within_its_storage
 from aotlab.notebook.classify import EFFECTS, PLAIN_BUILTINS
 from aotlab.notebook.eager_run import UNSAFE, UNSAFE_BEGINNINGS
 from aotlab.notebook.graphs import renamed, wrong_device
@@ -79,9 +84,12 @@ class _NotebookFunction(FunctionTarget):
         self._traced_modules = self._modules()
         return super()._run(lifted, args, kwargs)
 
-    def replaced(self, lifted: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager in which the tensors ``lifted`` replace the lifted inputs of the latest trace."""
-        return tensors_replaced(self._traced_modules, self._slots, lifted)
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
+        """Return the arguments of the call that was traced last."""
+        leaves, tree = nesting.flatten((args, kwargs))
+        lifted = self.lifted()
+        inputs = tuple([weakref.ref(each) if isinstance(each, Tensor) else each for each in (*lifted, *leaves)])
+        return _Arguments(inputs=inputs, lifted=len(lifted), tree=tree, slots=self._slots, modules=self._traced_modules)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function eagerly."""
@@ -126,8 +134,13 @@ class _TracedOrCaptured(_NotebookFunction):
         return self._named(nesting.flatten((args, kwargs))[0], super().argument_names(args, kwargs))
 
     def _named(self, values: Sequence[Any], names: Sequence[str]) -> list[str]:
-        present = self._present(())
-        return [present[id(each)][0] if id(each) in present else name for each, name in zip(values, names, strict=True)]
+        present, taken = self._present(()), set[int]()
+        named: list[str] = []
+        for value, name in zip(values, names, strict=True):
+            # a tensor in two places, for example a tied weight, has the notebook's name only once
+            named.append(present[id(value)][0] if id(value) in present and id(value) not in taken else name)
+            taken.add(id(value))
+        return named
 
     def reached(self) -> tuple[Reached, ...]:
         """Return the values that the function may read.
@@ -183,6 +196,42 @@ def _call(inputs: list[Any]) -> None:
     """Give `compare` the name of the argument; see `TracedFunction._compare`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Arguments:
+    """The arguments of one call of a traced function, and the places of the tensors that it reads.
+
+    Attributes
+    ----------
+    inputs
+        The lifted inputs and the flat arguments, with a weak reference for each tensor.
+    lifted
+        The number of lifted inputs.
+    tree
+        The structure of the arguments.
+    slots, modules
+        The places of the lifted inputs, and the modules that the function reaches, with their names.
+    """
+
+    inputs: tuple[Any, ...]
+    lifted: int
+    tree: nesting.Tree
+    slots: Sequence[Slot]
+    modules: Sequence[tuple[str, nn.Module]]
+
+    def now(self) -> list[Any]:
+        """Return the inputs, with None for each tensor that no longer exists."""
+        return [each() if isinstance(each, weakref.ref) else each for each in self.inputs]
+
+    def placed(self, inputs: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager in which the first of ``inputs`` are in the places of the lifted inputs."""
+        return tensors_replaced(self.modules, self.slots, inputs[: self.lifted])
+
+    def split(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and the keyword arguments among ``inputs``."""
+        args, kwargs = nesting.unflatten(inputs[self.lifted :], self.tree)
+        return args, kwargs
+
+
 class TracedFunction:
     """A function of the cell, compiled by the direct frontend. Reports treat it like a captured graph.
 
@@ -236,37 +285,92 @@ class TracedFunction:
         self.refused: str | None = None
         self.surprising = False
         self.moved: set[str] = set()  # the names of inputs whose metadata the entries change
+        #: The lines of notebook cells that called the function when it was compiled.
+        self.callers: set[UserLine] = set()
         self._names: dict[int, dict[str, str]] = {}
         self._backend = backend
         self._device = device
         self._verify = verify
         self._declines = refused is None
+        self._refused_call = refused
         self._target = (
             _NotebookFunction(function, name)
             if refused is not None
             else _TracedOrCaptured(function, name, bound, names)
         )
-        options = pipeline.Options(
+        self._options = pipeline.Options(
             backend=backend, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=dynamic
         )
-
-        def compile_call(*arguments: Any) -> Entry:
-            try:
-                return compile_apart(options, *arguments)
-            except Declined as declined:
-                if refused is not None:
-                    refused(str(declined.refusal))  # no event reports a call that is refused before it is traced
-                raise
-
+        self._latest: _Arguments | None = None
         self.compiled = CompiledFunction(
             self._target,
-            compile_call,
+            self._compile_call,
             raises_refusals=self._declines,
             backend_name=backend.name,
             number=number,
             warn=False,
             accept=self._accept if verify or device is not None or self._declines else None,
         )
+
+    def _compile_call(self, *arguments: Any) -> Entry:
+        try:
+            return compile_apart(self._options, *arguments)
+        except Declined as declined:
+            if self._refused_call is not None:
+                self._refused_call(str(declined.refusal))  # no event reports a call that is refused before the trace
+            raise
+
+    def compiled_with(self, partitioner: Partitioner) -> CompiledFunction:
+        """Return another compiled form of the function, with another partitioner.
+
+        It compiles at its first call. Each entry is compared with eager before it is used, and refused if it differs.
+        """
+        options = replace(self._options, partitioner=partitioner)
+        return CompiledFunction(
+            self._target,
+            partial(compile_apart, options),
+            raises_refusals=True,
+            backend_name=self._backend.name,
+            number=next_number(),
+            warn=False,
+            accept=partial(self._accept, always=True),
+        )
+
+    def inputs(self) -> tuple[Any, ...] | None:
+        """Return the inputs of the call that compiled the latest entry, the lifted inputs first, or None without calls.
+
+        The tuple has None for each tensor that no longer exists or whose storage was freed.
+        """
+        if self._latest is None:
+            return None
+        inputs = self._latest.now()
+        freed = [isinstance(each, Tensor) and not within_its_storage(each) for each in inputs]
+        return tuple([None if gone else each for each, gone in zip(inputs, freed, strict=True)])
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[Callable[[Callable[..., Any], tuple[Any, ...]], Any]]:
+        """Yield a function that calls another function with the inputs that `inputs` returns, or with copies of them.
+
+        The lifted inputs stay in their places after a call, because a backward may read them. They are replaced at the
+        next call with other inputs. When the context ends, the original tensors are in their places again.
+        """
+        arguments = self._latest
+        assert arguments is not None
+        with contextlib.ExitStack() as places:
+            placed: tuple[Any, ...] | None = None
+            args: tuple[Any, ...] = ()
+            kwargs: dict[str, Any] = {}
+
+            def call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+                nonlocal placed, args, kwargs
+                if placed is not inputs:
+                    places.close()
+                    places.enter_context(arguments.placed(inputs))
+                    args, kwargs = arguments.split(inputs)
+                    placed = inputs
+                return function(*args, **kwargs)
+
+            yield call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Serve one call from the user's code.
@@ -277,7 +381,7 @@ class TracedFunction:
             return self.function(*args, **kwargs)  # the trace or the comparison of the caller includes this call
         here = self._target.here
         here.eager = False
-        random = torch.get_rng_state()
+        random, before = torch.get_rng_state(), len(self.compiled.entries)
         try:
             result = self.compiled(*args, **kwargs)
         except Exception as error:
@@ -289,6 +393,9 @@ class TracedFunction:
             failure = f"{type(error).__name__}: {error}"
         else:
             self.served_calls += not here.eager
+            if len(self.compiled.entries) != before:
+                self._latest = self._target.arguments(args, kwargs)
+                self.callers |= {each() for each in running_cells(sys._getframe(1))}
             return result
         torch.set_rng_state(random)
         result = self._python(args, kwargs, failure)
@@ -313,12 +420,17 @@ class TracedFunction:
         """
         return self._names
 
-    def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Compare a new entry with the function on copies of the arguments; return a reason to reject it, or None."""
+    def _accept(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool = False
+    ) -> str | None:
+        """Compare a new entry with the function on copies of the arguments; return a reason to reject it, or None.
+
+        ``always`` compares the entry although the user switched the comparison off.
+        """
         elsewhere = self._elsewhere(args, kwargs)
         if elsewhere is None and self._declines and entry.printed:
             elsewhere = "it prints, and each call has to print"
-        if elsewhere is not None or not self._verify:
+        if elsewhere is not None or not (self._verify or always):
             return elsewhere
         events.emit(events.Begun(kind="verification", subject=self.name))
         missed: list[bool] = []
@@ -350,8 +462,7 @@ class TracedFunction:
         The copies of the lifted inputs stay in their places until the gradients of the call have been compared.
         """
         exact = self._backend.name == "eager"
-        leaves, tree = nesting.flatten((args, kwargs))
-        lifted = list(self._target.lifted())
+        arguments = self._target.arguments(args, kwargs)
         names = [*(name for name, _ in self._target.lifted_names()), *self._target.argument_names(args, kwargs)]
         self._names[entry.number] = {f"inputs[{i}]": name for i, name in enumerate(names)}
 
@@ -369,15 +480,15 @@ class TracedFunction:
             def on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
                 def call(inputs: list[Any]) -> Any:
                     places.close()
-                    places.enter_context(self._target.replaced(inputs[: len(lifted)]))
-                    copied_args, copied_kwargs = nesting.unflatten(inputs[len(lifted) :], tree)
+                    places.enter_context(arguments.placed(inputs))
+                    copied_args, copied_kwargs = arguments.split(inputs)
                     return function(*copied_args, **copied_kwargs)
 
                 return call
 
             verification = compare(
                 _call,
-                ([*lifted, *leaves],),
+                (arguments.now(),),
                 candidate=lambda _: on_copies(serve),
                 reference=lambda _: on_copies(self.function),
                 calls=1,

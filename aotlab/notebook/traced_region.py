@@ -6,7 +6,7 @@
     def traced(x):             # the function that is traced
         x = x * w
         y = x.view(-1)
-        return (locals(),)
+        return (locals(),)   # and the value that the cell displays, if there is one
 
 The trace must not bind the notebook's variables, so the names that the region binds are variables of the traced
 function. After the call, the region binds them in the notebook.
@@ -45,10 +45,11 @@ class TracedRegion(TracedFunction):
         assert code.traced is not None
         function = types.FunctionType(code.traced, namespace)
         super().__init__(function, bound=code.bound, refused=None, **settings)
-        self._bound = code.bound
+        self._bound, self._displayed = code.bound, code.displayed
         self._arguments = code.traced.co_varnames[: code.traced.co_argcount]
         self._namespace = namespace
-        self._place = ""  # of the variables in the result
+        #: The notebook's names for the results, by the names in reports.
+        self.names = {f"out[0][{name!r}]": name for name in code.bound}
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
 
     def run(self) -> Any:
@@ -62,13 +63,12 @@ class TracedRegion(TracedFunction):
         if missing:
             raise NotTraced(f"`{missing[0]}` has no value before these lines")
         arguments = tuple([namespace[name] for name in self._arguments])
-        *value, variables = self(*arguments)
-        self._place = f"out[{len(value)}]"
+        variables, *value = self(*arguments)
         entry = next(iter(self.compiled.entries), None)
         if entry is not None and entry.calls == 1:
             self._remember(entry, arguments)
         namespace.update({name: variables[name] for name in self._bound if name in variables})
-        return value[0] if value else None
+        return value[0] if value else variables.get(self._displayed)
 
     def _python(self, args: tuple[Any, ...], kwargs: dict[str, Any], failure: str) -> Any:
         self.failure = failure
@@ -86,5 +86,4 @@ class TracedRegion(TracedFunction):
 
     def result_names(self, present: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
         """Return the notebook's names for the results and the inputs of each entry, by the entry's number."""
-        results = {f"{self._place}[{name!r}]": name for name in self._bound}
-        return {entry.number: {**self._names.get(entry.number, {}), **results} for entry in self.compiled.entries}
+        return {entry.number: {**self._names.get(entry.number, {}), **self.names} for entry in self.compiled.entries}

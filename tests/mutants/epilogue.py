@@ -20,7 +20,7 @@ def _hide_mutations(original: Callable[..., Any]) -> Callable[..., Any]:
         first = len(self.w.lines)
         original(self, results)
         for index in range(first, len(self.w.lines)):
-            self.w.lines[index] = re.sub(r"(\w+)\.copy_\(", r"\1.detach().copy_(", self.w.lines[index])
+            self.w.lines[index] = re.sub(r"([\w\[\]]+)\.copy_\(", r"\1.detach().copy_(", self.w.lines[index])
 
     return mutations
 

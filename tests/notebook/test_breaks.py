@@ -32,9 +32,9 @@ PRINTED, BRANCHED = "`print()` is called", "a branch depends on the value of a t
 IN_HELPER = [("In [1], line 4", PRINTED), ("In [1], line 5", BRANCHED)]
 
 
-def execute(shell: InteractiveShell, text: str) -> Report:
+def execute(shell: InteractiveShell, text: str, options: str = "") -> Report:
     """Run a cell, and return its report."""
-    shell.run_cell(f"%%aotcompile -o report --backend eager --quiet\n{text}").raise_error()
+    shell.run_cell(f"%%aotcompile -o report --backend eager --quiet {options}\n{text}").raise_error()
     return shell.user_ns["report"].report()
 
 
@@ -138,7 +138,7 @@ def test_calls_past_the_recompile_limit_are_eager_calls(shell: InteractiveShell)
     """Such calls are counted, the report names the limit and a remedy, and later cells are not affected."""
     shell.run_cell(OPTIMIZER).raise_error()
     limit = torch._dynamo.config.recompile_limit
-    report = execute(shell, ROUNDS.format(limit + 3))
+    report = execute(shell, ROUNDS.format(limit + 3), "--frontend dynamo")
     calls = {frame.name: (frame.calls.total, frame.calls.compiled, frame.calls.eager) for frame in report.frames}
     assert calls["line 4"] == (limit + 3, limit, 3)
     assert f"3 of {limit + 3} calls of line 4 ran eagerly, past Dynamo's recompile limit." in report.verdict
@@ -147,18 +147,23 @@ def test_calls_past_the_recompile_limit_are_eager_calls(shell: InteractiveShell)
     assert "--dynamic" in told
     assert "torch._dynamo.reset()" in told
     shell.run_cell(OPTIMIZER).raise_error()
-    shell.run_cell("%%aotcompile -o report --backend eager --quiet --dynamic\n" + ROUNDS.format(4)).raise_error()
+    execute(shell, ROUNDS.format(4), "--frontend dynamo --dynamic")
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         frame = next(each for each in shell.user_ns["report"].report().frames if each.name == "line 4")
         assert (len(frame.graphs), frame.calls.compiled, frame.calls.eager) == (1, 4, 0)  # the advice, followed
         shell.run_cell(OPTIMIZER).raise_error()
-        report = execute(shell, ROUNDS.format(4))
+        report = execute(shell, ROUNDS.format(4), "--frontend dynamo")
         assert {frame.name: frame.calls.compiled for frame in report.frames}["line 4"] == 4
 
 
 def test_a_function_of_the_cell_past_the_limit(shell: InteractiveShell) -> None:
     """The calls of such a function are counted separately as well."""
-    report = execute(shell, "def f(t, mode):\n    return t.sin() if mode != 'a' else t.cos()")
+    text = "def f(t, mode):\n    return t.sin() if mode != 'a' else t.cos()"
+    report = execute(shell, text)
+    shell.run_cell("for mode in 'abcdefghijkl':\n    y = f(x, mode)").raise_error()
+    frames = shell.user_ns["report"].report().frames
+    assert [(frame.calls.total, frame.calls.compiled) for frame in frames] == [(8, 8), (4, 4)]  # traced, then captured
+    report = execute(shell, text, "--frontend dynamo")
     shell.run_cell("for mode in 'abcdefghijkl':\n    y = f(x, mode)").raise_error()
     calls = shell.user_ns["report"].report().frames[0].calls
     assert (report.frames, calls.total, calls.compiled, calls.eager) == ((), 12, 8, 4)

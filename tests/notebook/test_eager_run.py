@@ -88,7 +88,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     shell.run_line_magic("unload_ext", "aotlab")
 
 
-def run(shell: Any, text: str, *later: str, options: str = "--backend eager") -> Report:
+def run(shell: Any, text: str, *later: str, options: str = "--backend eager --frontend dynamo") -> Report:
     """Run a cell under the magic, others after it, and return its report."""
     shell.run_cell(f"%%aotcompile -o report {options} --quiet\n{text}").raise_error()
     for each in later:
@@ -189,6 +189,9 @@ def test_gradients_are_compared_with_the_captured_graph(shell: Any) -> None:
     report = run(shell, "loss = net(x).sum()", "loss.backward()")
     assert compared_sentence(report) == "line 2 compared with Python, gradients with the captured graph"
     assert {row.against for row in report.verification_rows if row.kind == "gradient"} == {"graph"}
+    report = run(shell, "loss = net(x).sum()", "loss.backward()", options="--backend eager")
+    assert compared_sentence(report) == "line 2 compared with Python"
+    assert {row.against for row in report.verification_rows if row.kind == "gradient"} == {"python"}
     report = run(
         shell, "def f(t):\n    return t.sin()", "f(x.requires_grad_())", options="--backend eager --frontend direct"
     )

@@ -92,8 +92,8 @@ def test_the_frontend_is_the_one_asked_for(shell: InteractiveShell, frontend: st
 def test_a_function_called_in_its_own_cell_has_its_name(
     shell: InteractiveShell, body: str, expected: list[str]
 ) -> None:
-    """A graph of a whole function of the cell, or of a part of its call, has the function's name."""
-    report = define(shell, body)
+    """A graph that Dynamo captured of a function of the cell, or of a part of its call, has the function's name."""
+    report = define(shell, body, "--quiet --frontend dynamo")
     assert [frame.name for frame in report.frames] == expected
 
 

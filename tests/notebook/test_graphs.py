@@ -12,6 +12,7 @@ pytest.importorskip("IPython")
 
 import torch
 from IPython.core.interactiveshell import InteractiveShell
+from torch.utils import _pytree as pytree
 
 import aotlab
 from aotlab import events
@@ -135,7 +136,8 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def run_wrong(*given: Any) -> Any:
             result = run(*given)
-            return (result[0] + 1, *result[1:]) if isinstance(result, tuple | list) else result
+            (first, *rest), structure = pytree.tree_flatten(result)
+            return pytree.tree_unflatten([first + 1, *rest], structure) if isinstance(first, torch.Tensor) else result
 
         return record, run_wrong
 

@@ -118,10 +118,10 @@ def test_functions_go_on_working_after_unloading(shell: InteractiveShell) -> Non
 
 
 def test_options_are_read() -> None:
-    """Every option reaches its field; the defaults are Inductor, Dynamo, verification, and no time."""
+    """Every option reaches its field; the defaults are Inductor, auto, verification, and no time."""
     options = parse("")
     assert options is not None
-    expected = (None, None, "dynamo", "inductor", "auto", False, True, False, False)
+    expected = (None, None, "auto", "inductor", "auto", False, True, False, False)
     found = (
         options.output, options.name, options.frontend, options.backend, options.device, options.dynamic,
         options.verify, options.time, options.quiet,
@@ -144,18 +144,21 @@ def test_options_are_read() -> None:
         ("", "auto"),
         ("--frontend dynamo", "dynamo"),
         ("--frontend direct", "direct"),
-        ("--time", "dynamo"),
+        ("--time", "auto"),
         ("--rehearse h100", "dynamo"),
         ("--engine both", "dynamo"),
-        ("--time --frontend auto", "auto"),
+        ("--time --frontend dynamo", "dynamo"),
     ],
 )
 def test_the_setting_is_the_default_of_the_frontend(line: str, frontend: str) -> None:
-    """With ``config.cell_frontend = "auto"``, cells are traced directly, unless an option needs Dynamo."""
-    with config.patch(cell_frontend="auto"):
-        options = parse(line)
+    """By default, cells are traced directly, unless an option needs Dynamo. A setting changes the default."""
+    options = parse(line)
     assert options is not None
     assert options.frontend == frontend
+    with config.patch(cell_frontend="dynamo"):
+        options = parse(line)
+    assert options is not None
+    assert options.frontend == ("direct" if frontend == "direct" else "dynamo")
 
 
 @pytest.mark.parametrize(

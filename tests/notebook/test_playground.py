@@ -22,7 +22,7 @@ from torch._dynamo import guards
 from aotlab import events
 from aotlab.backends import compile_stage as compile
 from aotlab.capture import call as capture
-from aotlab.notebook import graphs
+from aotlab.notebook import graphs, traced
 from aotlab.notebook.cell_compiler import CellCompiler
 from aotlab.notebook.extension import unload_ipython_extension
 from aotlab.notebook.playground import TORCH, Playground
@@ -81,7 +81,7 @@ def test_names_and_settings_are_eagers(name: str) -> None:
         torch.manual_seed(0)
         execute(shell, SETUP)
         # Imports and one-time setup belong to neither run.
-        execute(shell, cell("warm = x + 1"))
+        execute(shell, cell("warm = x + 1", "--quiet --frontend dynamo"))
         before = process_state()
         body = CELLS[name]
         outcome: object = None
@@ -135,12 +135,13 @@ def test_the_settings_of_the_user_stay(shell: InteractiveShell) -> None:
 #: Where the user's interrupt arrives while the second region is compiled.
 STAGES: dict[str, tuple[Any, str]] = {
     "Dynamo's capture": (CellCompiler, "_capture"),
+    "Dynamo's verification": (graphs, "compare"),
     "capture": (capture, "run"),
     "trace": (trace, "run"),
     "partition": (partition, "run"),
     "compile": (compile, "run"),
     "runtime": (runtime, "run"),
-    "verification": (graphs, "compare"),
+    "verification": (traced, "compare"),
 }
 
 INTERRUPTED = """\
@@ -163,7 +164,7 @@ def test_an_interrupt_while_compiling(shell: InteractiveShell, stage: str) -> No
     before, known, values = process_state(), names(shell), shell.user_ns["x"].clone()
     owner, function = STAGES[stage]
     with interrupted(owner, function, lambda *_args, **_named: type(shell.user_ns.get("a")) is torch.Tensor):
-        error = failing(shell, cell(INTERRUPTED))
+        error = failing(shell, cell(INTERRUPTED, "--quiet --frontend dynamo" if "Dynamo" in stage else "--quiet"))
     assert isinstance(error, KeyboardInterrupt)
     assert {"a"} == {name for name in set(names(shell)) - set(known) if not name.startswith("_i")}
     torch.testing.assert_close(shell.user_ns["x"], values + 1, rtol=0, atol=0)
@@ -186,11 +187,17 @@ def test_an_interrupt_while_compiling(shell: InteractiveShell, stage: str) -> No
 def test_an_interrupt_while_running(shell: InteractiveShell) -> None:
     """After an interrupt in the third round of a loop, the first two rounds' effects stay.
 
-    Nothing of the third round is bound.
+    Nothing of the third round is bound. If the loop is traced as a whole, the interrupt ends the trace, before the loop
+    has had an effect.
     """
     execute(shell, "def wait(step):\n    if step == 2:\n        raise KeyboardInterrupt")
     before = process_state()
-    error = failing(shell, cell("for step in range(5):\n    wait(step)\n    x.add_(1)\n    y = x * 2"))
+    loop = "for step in range(5):\n    wait(step)\n    x.add_(1)\n    y = x * 2"
+    error = failing(shell, cell(loop))
+    assert isinstance(error, KeyboardInterrupt)
+    assert "step" not in shell.user_ns
+    assert shell.user_ns["x"][0, 0].item() == 0.0
+    error = failing(shell, cell(loop, "--quiet --frontend dynamo"))
     assert isinstance(error, KeyboardInterrupt)
     assert shell.user_ns["step"] == 2
     torch.testing.assert_close(shell.user_ns["x"], torch.arange(6.0).reshape(2, 3) + 2, rtol=0, atol=0)
@@ -241,8 +248,9 @@ def test_an_interrupt_in_a_guard(shell: InteractiveShell) -> None:
     shell.user_ns["watch"] = lambda: sys.setprofile(profile)
     execute(shell, cell("warm = x + 1"))  # one-time setup is not an effect of an interrupt
     before = process_state(), signal.getsignal(signal.SIGINT)
+    loop = "for step in range(200_000):\n    if step == 2: watch()\n    y = x * 2"
     try:
-        error = failing(shell, cell("for step in range(200_000):\n    if step == 2: watch()\n    y = x * 2"))
+        error = failing(shell, cell(loop, "--quiet --frontend dynamo"))
     finally:
         sys.setprofile(None)
     assert arrived == [3]
@@ -269,7 +277,8 @@ def test_an_interrupt_in_a_guard_that_was_just_made(shell: InteractiveShell, tri
     execute(shell, cell("warm = x + 1"))  # one-time setup is not an effect of an interrupt
     before = process_state(), signal.getsignal(signal.SIGINT)
     try:
-        error = failing(shell, cell("watch()\ny = x.sin()\nfor step in range(200_000):\n    z = y * 2"))
+        text = "watch()\ny = x.sin()\nfor step in range(200_000):\n    z = y * 2"
+        error = failing(shell, cell(text, "--quiet --frontend dynamo"))
     finally:
         sys.setprofile(None)
     assert arrived == ["fn"]
@@ -308,7 +317,7 @@ def test_an_interrupt_in_a_context_manager(shell: InteractiveShell, crossing: st
     execute(shell, "@torch.compiler.disable\ndef quietly():\n    with torch.no_grad():\n        return x * 3")
     loop = "for step in range(200_000):\n    if step == 2: watch()\n    y = x * 2\n    z = quietly()"
     try:
-        error = failing(shell, cell(loop))
+        error = failing(shell, cell(loop, "--quiet --frontend dynamo"))
     finally:
         sys.setprofile(None)
     after = process_state(), signal.getsignal(signal.SIGINT)

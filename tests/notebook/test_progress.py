@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ipykernel")
 
 from aotlab import events
-from aotlab.notebook import graphs, live, shown
+from aotlab.notebook import live, shown, traced
 from aotlab.notebook.progress import Progress
 from aotlab.report import Report
 from aotlab.trace import trace_stage
@@ -118,13 +118,13 @@ def eye(monkeypatch: pytest.MonkeyPatch) -> Eye:
 
 def test_tables_come_before_the_comparison(eye: Eye, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a graph is compared with eager, its tables are shown, and the verdict says that it is not compared yet."""
-    compare = graphs.compare
+    compare = traced.compare
 
     def waiting(*args: Any, **named: Any) -> Any:
         assert eye.has_tables.wait(30)
         return compare(*args, **named)
 
-    monkeypatch.setattr(graphs, "compare", waiting)
+    monkeypatch.setattr(traced, "compare", waiting)
     with kernel_notebook() as notebook:
         run_in_kernel(notebook, SETUP)
         run_in_kernel(notebook, STEP)
@@ -133,10 +133,10 @@ def test_tables_come_before_the_comparison(eye: Eye, monkeypatch: pytest.MonkeyP
     assert during.summary is not None
     assert (during.summary.state, during.summary.status) == ("running", "running")
     assert during.summary.sentence == "The cell is running. 1 graph compiled, 1 not yet compared with eager."
-    assert during.outputs[["name", "shape"]].values.tolist() == [["out[0]", "[3]"]]
+    assert during.outputs[["name", "shape"]].values.tolist() == [["y", "[3]"]]
     assert during.cell is not None
     assert during.cell.parts == ()
-    assert "dynamo" in [step.stage for step in during.running.steps]
+    assert "trace" in [step.stage for step in during.running.steps]
     assert final.running is None
     assert final.summary is None
 
@@ -191,7 +191,7 @@ def test_quiet_cells_and_terminals_have_no_progress(monkeypatch: pytest.MonkeyPa
     assert [REPORT_MIME in each for each in displays] == [True]
 
 
-PLACES = [(graphs, "compare", "in the comparison with eager"), (trace_stage, "run", "in aotlab's trace")]
+PLACES = [(traced, "compare", "in the comparison with eager"), (trace_stage, "run", "in aotlab's trace")]
 
 
 @pytest.mark.parametrize(("owner", "name", "place"), PLACES, ids=[place for *_, place in PLACES])

@@ -110,9 +110,9 @@ def test_a_step_mutates_what_eager_mutates(shell: InteractiveShell, optimizer: s
 
 
 def test_the_step_is_compiled(shell: InteractiveShell) -> None:
-    """The forward and the optimizer's step are graphs, so the table covers compiled code too."""
+    """With Dynamo, the forward and the optimizer's step are graphs, so the table covers compiled code too."""
     execute(shell, SETUP + OPTIMIZERS["SGD with momentum"] + "\n" + STEP)
-    execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + STEP)
+    execute(shell, "%%aotcompile -o report --backend eager --frontend dynamo --quiet\n" + STEP)
     report = shell.user_ns["report"]
     assert [frame.name for frame in report.frames] == ["line 3", "line 5"]
     graphs = report.inputs[report.inputs["graph"].notna() & report.inputs["mutates_data"].fillna(False).astype(bool)]
@@ -183,7 +183,8 @@ def test_training_is_eagers_bit_for_bit(shell: InteractiveShell, training: str, 
     eager: dict[str, Any] = {}
     exec(setup + cell, eager)
     execute(shell, setup)
-    execute(shell, f"%%aotcompile -o report --backend eager --quiet{cell}")
+    frontend = "dynamo" if training == "a loop" else "auto"
+    execute(shell, f"%%aotcompile -o report --backend eager --frontend {frontend} --quiet{cell}")
     for name, value in eager["model"].state_dict().items():
         assert torch.equal(value, shell.user_ns["model"].state_dict()[name]), name
     assert torch.equal(eager["loss"], shell.user_ns["loss"])
@@ -200,7 +201,8 @@ def test_an_unchanged_cell_tells_of_the_optimizer_that_it_steps(shell: Interacti
     verdicts = []
     for kind in ("Adam", "SGD", "Adam"):
         execute(shell, f"{reached} = torch.optim.{kind}(model.parameters(), lr=0.01)")
-        execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + STEP.replace("optimizer", reached))
+        options = "-o report --backend eager --frontend dynamo --quiet"
+        execute(shell, f"%%aotcompile {options}\n" + STEP.replace("optimizer", reached))
         verdicts.append(shell.user_ns["report"].verdict)
     adam, sgd, again = (verdict.partition("verified: ")[2] for verdict in verdicts)
     assert "steps Adam, which runs eagerly by design" in adam
@@ -237,10 +239,10 @@ def test_a_function_that_a_loop_calls_is_compiled(shell: InteractiveShell) -> No
     assert shell.user_ns["other"].item() == 8 * 16
 
 
-def reported(shell: InteractiveShell, setup: str, cell: str) -> Report:
+def reported(shell: InteractiveShell, setup: str, cell: str, frontend: str = "auto") -> Report:
     """Run two cells, the second under the magic, whether it raises or not, and return its report."""
     execute(shell, setup)
-    shell.run_cell("%%aotcompile -o report --backend eager --quiet\n" + cell)
+    shell.run_cell(f"%%aotcompile -o report --backend eager --frontend {frontend} --quiet\n{cell}")
     return shell.user_ns["report"].report()
 
 
@@ -298,7 +300,7 @@ def test_an_interrupt_is_one_line(
     """Of an interrupt in a compiler nothing but a line is shown; of one in the user's code, where that was."""
     scope: dict[str, Any] = {}
     exec(compile("def interrupted(*_, **__):\n    raise KeyboardInterrupt", "<aotlab compiler>", "exec"), scope)
-    monkeypatch.setattr("aotlab.notebook.graphs.compare", scope["interrupted"])
+    monkeypatch.setattr("aotlab.notebook.traced.compare", scope["interrupted"])
     reported(shell, "import torch\nx = torch.ones(2)", "y = x * 2\nz = y + 1")
     assert capsys.readouterr().out == "KeyboardInterrupt: while aotlab compiled, or compiled code ran, at line 2\n"
     shell.run_cell("%%aotcompile --backend eager --quiet\nraise KeyboardInterrupt")
@@ -319,7 +321,8 @@ def test_layout_and_memory_that_change_beside_the_data(
     shell: InteractiveShell, cell: str, told: str, row: list[bool | None]
 ) -> None:
     """Python's change to a tensor's sizes is reported even if a graph wrote its values. New memory is not a write."""
-    report = reported(shell, "import torch\nt, other = torch.zeros(2, 3), torch.ones(2, 3)", cell)
+    setup = "import torch\nt, other = torch.zeros(2, 3), torch.ones(2, 3)"
+    report = reported(shell, setup, cell, "dynamo")
     assert {fact.key: fact.sentence for fact in summary(report).facts}["mutated"] == told
     (outside,) = report.cell.mutated_outside
     assert [outside.mutates_data, outside.mutates_metadata, outside.mutates_storage] == row
