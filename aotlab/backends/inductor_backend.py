@@ -127,6 +127,7 @@ class InductorBackend(Backend):
             internals.disable_autocast(),
             internals.tracing_context(request.fake_mode),
             kernels_announced(request.graph_id),
+            kernel_cache.disk_needed(),
         ):
             if request.kind == "forward" and not exact:  # with several segments, `prepare` has not done this
                 internals.inductor_replace_random(module, request.fake_mode)

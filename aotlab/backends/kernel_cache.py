@@ -11,6 +11,7 @@ Inductor never removes a file from its cache. `bound` removes the least recently
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import getpass
 import json
@@ -21,10 +22,11 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aotlab import config
+from aotlab.errors import RefusedError
 
 ADVICE = "set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
 #: So many files are kept: those that were written last.
@@ -44,6 +46,8 @@ _IN_USE = 3600.0
 #: The time between two checks of the size, in seconds.
 _INTERVAL = 600.0
 _last_bound = -_INTERVAL
+#: The system's errors for a disk that cannot be written.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 _LINE = re.compile(r"\[(\w+)\] ([^:]+):")
 _WORDS = {
     "torch_version": "torch's version",
@@ -96,6 +100,37 @@ def strangers(folder: Path) -> str:
     return "every user can write to it" if state.st_mode & 0o002 else ""
 
 
+@contextlib.contextmanager
+def disk_needed() -> Iterator[None]:
+    """Raise `RefusedError` if Inductor cannot write its files in a block, for example because the disk is full.
+
+    Inductor's compilers write files even if the cache is switched off. So the call runs eagerly.
+    """
+    try:
+        yield
+    except Exception as error:
+        problem = _disk_problem(error)
+        if not problem:
+            raise
+        raise RefusedError(
+            f"Inductor cannot write to {cache_folder()}",
+            why=f"the system says {problem!r}",
+            suggestion="free some space, or set TORCHINDUCTOR_CACHE_DIR to another folder",
+        ) from error
+
+
+def _disk_problem(error: BaseException | None) -> str:
+    """Return the system's words if an error was caused by a disk that cannot be written, or an empty text."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            return os.strerror(error.errno)
+        for number in _UNWRITABLE:  # a compiler that ran in another process has printed it
+            if os.strerror(number) in str(error):
+                return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
 @functools.cache
 def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -119,8 +154,13 @@ def miss(cache_key: tuple[str, Sequence[str]] | None) -> str:
         for file in files[MOST - 1 :]:
             file.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as new:
-            json.dump(parts, new)
-        os.replace(new.name, folder / f"{key}.json")
+            try:
+                json.dump(parts, new)
+                new.flush()
+                os.replace(new.name, folder / f"{key}.json")
+            except OSError:  # the disk may be full
+                os.unlink(new.name)
+                raise
     except OSError:
         return ""
     _bound_sometimes()

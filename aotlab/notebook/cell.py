@@ -50,6 +50,11 @@ _REGION = "aotlab region {}"
 _SHOW = "aotlab shows"
 _RESULT = "aotlab result"
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+#: The syntax of statements that only bind, show or collect the values of variables.
+_PLAIN_NODES = (
+    ast.Assign, ast.Expr, ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred,
+    ast.expr_context,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +78,7 @@ class RegionCode:
         The code of a function for the direct frontend, or None if only Dynamo captures the region. The names that the
         region binds are variables of this function. Its arguments are the names among them whose values from before the
         region the statements may read. It returns a tuple: a dictionary of the variables, and the value that ``code``
-        returns, if it is displayed. If the value is that of a variable, only the dictionary contains it.
-    displayed
-        The variable whose value ``code`` returns, or None.
+        returns, if it is displayed.
     """
 
     number: int
@@ -85,7 +88,6 @@ class RegionCode:
     first_line: int
     last_line: int
     traced: types.CodeType | None = None
-    displayed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +271,7 @@ class _Splitter:
 
         def flush() -> None:
             trailing: list[ast.stmt] = []
-            while pending and not self.scope.tensorish(pending[-1]):
+            while pending and not (self.scope.tensorish(pending[-1]) and any(map(_computes, pending))):
                 trailing.insert(0, pending.pop())
             if pending:
                 call = self._region(pending)
@@ -288,7 +290,7 @@ class _Splitter:
                 assert isinstance(statement, ast.Expr)
                 value = statement.value
                 call = None
-                if reason is None and self.scope.tensorish(statement):
+                if reason is None and self.scope.tensorish(statement) and not isinstance(value, ast.Name):
                     returned = ast.copy_location(ast.Return(value), statement)
                     call = self._region([*pending, returned])
                     reason = "cannot be cut out"
@@ -405,9 +407,7 @@ class _Splitter:
             traced = self._traced_code(statements, whole.bound) if self.traced else None
         except SyntaxError:
             return None
-        displayed = _displayed(statements[-1])
-        displayed = displayed if displayed in whole.bound else None
-        self.regions.append(replace(whole, pieces=pieces, traced=traced, displayed=displayed))
+        self.regions.append(replace(whole, pieces=pieces, traced=traced))
         return _called(_REGION.format(whole.number), statements[0])
 
     def _region_code(self, statements: Sequence[ast.stmt]) -> RegionCode:
@@ -425,11 +425,9 @@ class _Splitter:
         """Return the code of a region's function for the direct frontend (see `RegionCode.traced`)."""
         last = statements[-1]
         value = [last.value] if isinstance(last, ast.Return) and last.value is not None else []
-        body = [*(statements[:-1] if value else statements)]
-        if _displayed(last) in bound:
-            body.append(ast.copy_location(ast.Expr(value.pop()), last))  # it raises if the variable has no value
         results = ast.Tuple([ast.Call(ast.Name("locals", ast.Load()), [], []), *value], ast.Load())
-        body.append(ast.copy_location(ast.Return(ast.copy_location(results, last)), last))
+        returned = ast.copy_location(ast.Return(ast.copy_location(results, last)), last)
+        body = [*(statements[:-1] if value else statements), returned]
         before = set(read_first(statements, set()))
         return self._function_code([name for name in bound if name in before], body)
 
@@ -456,9 +454,9 @@ class _Splitter:
         return _at_module_level(next(each for each in outer.co_consts if isinstance(each, types.CodeType)))
 
 
-def _displayed(last: ast.stmt) -> str | None:
-    """Return the variable whose value the last statement of a region returns, or None if it returns something else."""
-    return last.value.id if isinstance(last, ast.Return) and isinstance(last.value, ast.Name) else None
+def _computes(statement: ast.stmt) -> bool:
+    """Tell whether a statement does more than to bind, show or collect the values of variables."""
+    return not all(isinstance(node, _PLAIN_NODES) for node in ast.walk(statement))
 
 
 class _OwnCalls(ast.NodeTransformer):

@@ -45,11 +45,11 @@ class TracedRegion(TracedFunction):
         assert code.traced is not None
         function = types.FunctionType(code.traced, namespace)
         super().__init__(function, bound=code.bound, refused=None, **settings)
-        self._bound, self._displayed = code.bound, code.displayed
+        self._bound = code.bound
         self._arguments = code.traced.co_varnames[: code.traced.co_argcount]
         self._namespace = namespace
-        #: The notebook's names for the results, by the names in reports.
-        self.names = {f"out[0][{name!r}]": name for name in code.bound}
+        #: The notebook's names for the results, by the names in reports. IPython calls the displayed value `_`.
+        self.names = {**{f"out[0][{name!r}]": name for name in code.bound}, "out[1]": "_"}
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
 
     def run(self) -> Any:
@@ -68,7 +68,7 @@ class TracedRegion(TracedFunction):
         if entry is not None and entry.calls == 1:
             self._remember(entry, arguments)
         namespace.update({name: variables[name] for name in self._bound if name in variables})
-        return value[0] if value else variables.get(self._displayed)
+        return value[0] if value else None
 
     def _python(self, args: tuple[Any, ...], kwargs: dict[str, Any], failure: str) -> Any:
         self.failure = failure

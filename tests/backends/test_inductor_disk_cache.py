@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import time
@@ -341,3 +342,92 @@ def test_several_processes_share_the_cache(cache: Path, count: int) -> None:
     assert [each.wait(timeout=300) for each in started[1:]] == [0] * (count - 1)
     assert subprocess.run([sys.executable, "-c", code, "2"], check=False, timeout=300).returncode == 0
     assert len(list((cache / "aotlab").glob("*.tmp"))) <= 1  # that of the killed process
+
+
+@pytest.mark.tier("full")
+def test_on_a_full_disk_a_call_runs_eagerly(cache: Path) -> None:
+    """If no file can be written, one warning says so, whether the cache is empty or has the graphs.
+
+    The limit of the size of a file stands for the full disk. Later calls compile again in a process with a free disk.
+    """
+    code = (
+        "import resource, sys, tempfile, warnings, torch, aotlab\n"
+        "tempfile.gettempdir()  # it looks for a folder in which it can write\n"
+        "x = torch.arange(6.0, requires_grad=True)\n"
+        "if sys.argv[1] == 'full':\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
+        "function = aotlab.compile(lambda x: (x.sin() * 2).sum())\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    for _ in range(2):\n"
+        "        function(x).backward()\n"
+        "torch.testing.assert_close(x.grad, x.detach().cos() * 4)\n"
+        "said = [str(each.message) for each in caught if 'runs eagerly' in str(each.message)]\n"
+        "print(function.calls.eager, *said, sep='|')\n"
+    )
+
+    def run(disk: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, disk], check=True, capture_output=True, text=True, timeout=300
+        )
+        return done.stdout.strip().split("|")
+
+    def remarks() -> None:
+        eager, warning = run("full")
+        assert eager == "2"
+        assert f"Inductor cannot write to {cache}" in warning
+        assert "'File too large'; free some space" in warning
+        assert list((cache / "aotlab").glob("*")) == files
+
+    files: list[Path] = []
+    remarks()
+    assert run("free") == ["0"]
+    files = list((cache / "aotlab").glob("*"))
+    for wrapper in cache.glob("??/*.h"):  # a precompiled header is written before the graphs are loaded
+        wrapper.unlink()
+    remarks()
+    assert run("free") == ["0"]
+
+
+#: Forks one process for each delay, which compiles a function and is killed after the delay. The last one may finish.
+_KILLED = """
+import os, signal, sys, time
+import torch, aotlab
+from aotlab.backends import kernel_cache
+
+def compute(factor):
+    x = torch.arange(6.0, requires_grad=True)
+    aotlab.compile(lambda x: (x.sin() * factor).sum())(x).backward()
+    torch.testing.assert_close(x.grad, x.detach().cos() * factor)
+
+for number, delay in enumerate(map(float, sys.argv[1:])):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            compute(2 + number % 3)
+            status = 0
+        finally:
+            os._exit(status)
+    if delay:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0 or delay and os.WIFSIGNALED(status), (number, delay, status)
+"""
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(6, marks=pytest.mark.tier("full")), pytest.param(100, marks=pytest.mark.tier("long"))]
+)
+def test_a_process_that_is_killed_leaves_a_cache_that_works(cache: Path, count: int) -> None:
+    """However far a process came before it was killed, the next one compiles or loads, and returns eager's result."""
+    generator = random.Random(0)
+    delays = [generator.uniform(0.05, 6.0) for _ in range(count)]
+    for at in range(0, count, 5):  # a new cache after five processes, because a full one leaves nothing to write
+        folder = cache / str(at)
+        some = [str(delay) for delay in delays[at : at + 5]]
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        last_ones = ["0", "0", "0"]
+        subprocess.run([sys.executable, "-c", _KILLED, *some, *last_ones], check=True, env=environment, timeout=900)
+        assert len(list((folder / "fxgraph").rglob("*"))) > 0

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.tier("full")
 # The comparison with eager waits for the file `go`, so that the page can be looked at meanwhile.
 SETUP = """%load_ext aotlab
 import pathlib, time, torch
-from aotlab.notebook import graphs
-x, w, compare = torch.ones(4, 4), torch.ones(4, requires_grad=True), graphs.compare
+from aotlab.notebook import traced
+x, w, compare = torch.ones(4, 4), torch.ones(4, requires_grad=True), traced.compare
 def waiting(*args, **named):
     while not pathlib.Path("go").exists():
         time.sleep(0.05)
     return compare(*args, **named)
-graphs.compare = waiting"""
+traced.compare = waiting"""
 STEP = "%%aotcompile -o {0} --backend eager {1}\nprint('begun')\nz = (x * w).sin()\nz.sum().backward()\nprint('done')"
 
 
@@ -38,14 +38,14 @@ def test_a_running_cell(lab: Lab, extension: None) -> None:
     page = lab.cell(1).locator(DRAWN)
     page.wait_for(timeout=10_000)
     seconds = time.monotonic() - began
-    page.locator("[data-table=steps] tr[data-name=dynamo]").wait_for()
+    page.locator("[data-table=steps] tr[data-name=trace]").wait_for()
     lab.cell(1).locator(f"{DRAWN}[data-live=true]").wait_for()
     # The tables of the graph come while the graph is compared.
     page.locator("[role=tab][data-tab=outputs]:not(.al-empty)").wait_for()
     assert page.get_attribute("data-state") == "running"
     assert re.fullmatch(r"◌ \d+ s · .* are compared with eager", page.locator(".al-status").inner_text())
     assert "1 not yet compared with eager" in page.locator(".al-sentence").inner_text()
-    assert [row["name"] for row in next(iter(tables(page, "outputs").values()))] == ["out[0]"]
+    assert [row["name"] for row in next(iter(tables(page, "outputs").values()))] == ["z"]
     first = page.locator(".al-clock").first
     before = first.inner_text()
     lab.wait_until(

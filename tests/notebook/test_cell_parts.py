@@ -79,15 +79,15 @@ GOLDEN: dict[str, tuple[str, str]] = {
             'aotlab region 1'()
             loss.backward()
             'aotlab region 2'()
-        'aotlab result'('aotlab region 3'())
+        'aotlab result'(loss)
         region 0: 1-2 binds ['a', 'b'], 2 pieces
         region 1: 6-6 binds ['loss']
         region 2: 8-8 binds []
-        region 3: 9-9 binds []
         python: 3-3 calls print
         python: 4-4 loops 100 times
         python: 5-5 calls .zero_grad()
         python: 7-7 calls .backward()
+        python: 9-9 no computation with tensors
         """,
     ),
     "plain statements do not begin or end a region": (
