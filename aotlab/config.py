@@ -46,11 +46,11 @@ lazy_backward: bool = False
 #: at every call.
 saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
-#: The frontend of cells without the option ``--frontend``. With ``"dynamo"``, Dynamo captures the cell. With
-#: ``"auto"``, the cell's lines and the functions that they call are traced directly, which takes a fraction of Dynamo's
-#: time; Dynamo captures what cannot be traced, and optimizer steps run eagerly. Cells with ``--time``, ``--rehearse``,
+#: The frontend of cells without the option ``--frontend``. With ``"auto"``, the cell's lines and the functions that
+#: they call are traced directly, which takes a fraction of Dynamo's time. Dynamo captures what cannot be traced, and
+#: optimizer steps run as plain Python. With ``"dynamo"``, Dynamo captures the cell. Cells with ``--rehearse``,
 #: ``--engine upstream`` or ``--engine both`` always use Dynamo, because these options need it. Read when a cell runs.
-#: In a notebook, ``%aotlab config cell_frontend=auto`` sets it.
+#: In a notebook, ``%aotlab config cell_frontend=dynamo`` sets it.
 cell_frontend: Literal["dynamo", "auto"] = "auto"
 
 #: How the page in a notebook shows a new report. ``"report"``: in full. ``"verdict"``: as the line with the verdict, so

@@ -14,6 +14,7 @@ import sys
 import types
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -315,12 +316,27 @@ class Items:
     keys: list[Snapshot] | None
     children: list[Snapshot]
     owner: Any
+    _objects: tuple[list[Any], list[Any]] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Store the keys and the items themselves, if all of them are values. They are compared by identity first."""
+        values = [[each.value for each in some if type(each) is Value] for some in (self.keys or (), self.children)]
+        self._objects = None
+        if len(values[0]) == len(self.keys or ()) and len(values[1]) == len(self.children):
+            self._objects = values[0], values[1]
 
     def holds(self, current: Any) -> bool:
         """Compare the type, the keys and the items."""
         is_same_owner = self.owner is None or current is self.owner
         if type(current) is not self.type or not is_same_owner or self.kind.__len__(current) != len(self.children):
             return False
+        if self._objects is not None:
+            keys, items = self._objects
+            if self.keys is None:
+                if all(map(is_, self.kind.__iter__(current), items)):
+                    return True
+            elif all(map(is_, self.kind.__iter__(current), keys)) and all(map(is_, self.kind.values(current), items)):
+                return True
         if self.keys is None:
             items = self.kind.__iter__(current)
         else:

@@ -72,9 +72,9 @@ def _parser() -> Any:
     add(
         "--frontend",
         choices=["dynamo", "auto", "direct"],
-        help="the code that captures: Dynamo (default; see aotlab.config.cell_frontend); auto (a trace of the lines "
-        "and calls themselves, and Dynamo where they cannot be traced); or direct (only a trace, for "
-        "cells that define functions; such a function prints only while it is traced)",
+        help="the code that captures: auto (default; see aotlab.config.cell_frontend; it traces the lines and calls "
+        "themselves, and Dynamo captures what cannot be traced); dynamo (also optimizer steps); or direct (only a "
+        "trace, for cells that define functions; such a function prints only while it is traced)",
     )
     add(
         "--backend",

@@ -28,7 +28,7 @@ def aotlab_magic(line: str) -> object:
         %aotlab config open=verdict    show new reports as the verdict alone
         %aotlab config open=report     show new reports in full (the default)
         %aotlab config save_runs=False do not store the reports of cells
-        %aotlab config cell_frontend=auto   trace cells directly where possible, without Dynamo
+        %aotlab config cell_frontend=dynamo  let Dynamo capture cells, also the steps of optimizers
 
         %aotlab runs                   list the stored runs of all notebooks, the newest first
         %aotlab runs WORDS             list the runs whose notebook, code, result or versions contain these words

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import copy
 import dataclasses
 import functools
 import gc
@@ -742,3 +743,17 @@ def test_tensors_that_are_only_looked_at_are_guarded(monkeypatch):
     assert f(torch.ones(1)).item() == 2
     monkeypatch.setitem(globals(), "TENSOR", None)
     assert f(torch.ones(1)).item() == 1
+
+
+@pytest.mark.parametrize(
+    "container", [[1, 2.0, "some text", None], {"one": 1, 2: "two"}, (1, [2]), {1: {"inner": (1, 2)}}]
+)
+def test_equal_items_hold_and_others_do_not(container):
+    """Items that are other objects hold if they are equal and of the same type; so do keys."""
+    known = snapshot(container)
+    assert known.holds(container)
+    assert known.holds(eval(repr(container)))
+    assert known.holds(copy.deepcopy(container))
+    text = repr(container)
+    for other in (text.replace("1", "True"), text.replace("1", "1.0"), text.replace("1", "3"), text.replace("2", "4")):
+        assert known.holds(eval(other)) == (other == text)

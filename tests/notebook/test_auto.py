@@ -11,6 +11,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 from aotlab.frontends.direct import FunctionTarget
+from aotlab.notebook import live, measure
 from aotlab.report import Report
 from aotlab.runtime import runtime_stage as runtime
 from tests.notebook.plain_shells import execute, failing, printed
@@ -164,6 +165,92 @@ def test_the_report_names_what_dynamos_report_names(shell: InteractiveShell) -> 
     assert {2, 3, 4} <= set(ours.nodes["line"].dropna()) <= set(theirs.nodes["line"].dropna())
     html = ours._repr_mimebundle_()["text/html"]
     assert "1 call, traced directly" in html
+
+
+def _hidden(shell: InteractiveShell) -> dict[str, Any]:
+    """Return what a measurement must not change, besides the values of variables."""
+    model = shell.user_ns["model"]
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), "x": shell.user_ns["x"]}
+    return {
+        "names": [*shell.user_ns],
+        "objects": {name: (id(tensor), tensor._version, vars(tensor)) for name, tensor in tensors.items()},
+        "modules": {name: sorted(vars(module)) for name, module in model.named_modules()},
+    }
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "loss = model(x).square().mean()",
+        "x.add_(1)\ny = (x * w).sum()",
+        "row = x[0]\nrow.mul_(3)\ntotal = (x * w).sum() + items[1].sum()",
+        "with torch.no_grad():\n    y = model(x)",
+        "noise = torch.rand(3)\ny = (x + noise).sum()",
+    ],
+)
+@pytest.mark.tier("full")
+def test_a_trace_is_timed_and_nothing_changes(shell: InteractiveShell, cell: str) -> None:
+    """``--time`` and *Measure* time eager, stock and ours. The tensors, their places and random numbers stay."""
+    once = eagerly(cell, Path(), 1)
+    shell.user_ns["log"] = "."
+    execute(shell, SETUP)
+    report = report_of(shell, cell, "--time")
+    assert frontends(report) == ["direct"]
+    assert {row.engine for row in report.timing_rows} == {"eager", "upstream", "aotlab"}, report.notes
+    differentiable = any(row.requires_grad for row in report.frames[0].graphs[0].outputs)
+    assert ("backward" in {row.phase for row in report.timing_rows}) == differentiable
+    assert once == observed(shell.user_ns)
+    before = _hidden(shell)
+    found = live.find(report.identifier)
+    assert found is not None
+    measured = found.measure(lambda _: None)
+    assert {row.engine for row in measured.timing_rows} == {"eager", "upstream", "aotlab"}, measured.notes
+    assert measured.memory_curves
+    assert once == observed(shell.user_ns)
+    assert before == _hidden(shell)
+
+
+def test_a_function_is_timed(shell: InteractiveShell) -> None:
+    """Arguments in containers and keywords reach each form of a traced function as in its call."""
+    execute(shell, SETUP)
+    execute(
+        shell,
+        "%%aotcompile -o report --backend eager --quiet\ndef f(pair, *, factor):\n"
+        "    return model(pair['x']).sum() * factor + pair['more'][0]",
+    )
+    execute(shell, "y = f({'x': x, 'more': [w]}, factor=3)\ny.sum().backward()")
+    before, gradients = _hidden(shell), [each.grad.clone() for each in shell.user_ns["model"].parameters()]
+    measured = shell.user_ns["report"].measure(lambda _: None)
+    assert [(row.engine, row.phase) for row in measured.timing_rows if row.phase == "backward"] == [
+        ("eager", "backward"),
+        ("upstream", "backward"),
+        ("aotlab", "backward"),
+    ], measured.notes
+    assert before == _hidden(shell)
+    assert all(map(torch.equal, gradients, (each.grad for each in shell.user_ns["model"].parameters())))
+
+
+@pytest.mark.parametrize("place", ["timed", "memory_curves"])
+def test_an_interrupt_of_a_measurement(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The notebook's tensors are in their places again, and the cell's own entry still serves it."""
+    execute(shell, SETUP)
+    cell = "x.add_(1)\nloss = model(x).square().mean()"
+    report = report_of(shell, cell)
+    before, values = _hidden(shell), observed(shell.user_ns)
+    found = live.find(report.identifier)
+    assert found is not None
+
+    def interrupted(*_args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measure._Timer, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            found.measure(lambda _: None)
+    assert before == _hidden(shell)
+    assert values == observed(shell.user_ns)
+    report = report_of(shell, cell)
+    assert [graph.reused for frame in report.frames for graph in frame.graphs] == [True]
 
 
 def test_names_that_were_bound_before_an_error_stay_bound(shell: InteractiveShell) -> None:
