@@ -35,7 +35,7 @@ def cell_parts(state: CellState, frames: Sequence[Frame]) -> Iterator[CellPart]:
     """
     captured: dict[int, set[str]] = {}
     calls: set[int] = set()
-    traced = {frame.name: _traced_lines(frame, state.file) for frame in frames}
+    traced = {frame.name: _traced_lines(frame, state) for frame in frames}
     for graph in state.graphs():
         if graph.compiled.entries:
             inside = graph.lines if isinstance(graph, CapturedGraph) else traced.get(graph.name, ())
@@ -47,16 +47,25 @@ def cell_parts(state: CellState, frames: Sequence[Frame]) -> Iterator[CellPart]:
     return with_ways(_parts(state, frames, captured), lines, state.source)
 
 
-def _traced_lines(frame: Frame, file: str) -> set[int]:
-    """Return the lines of the cell that the direct frontend has traced for the function or region of ``frame``."""
-    lines: set[int] = set()
-    for node in [node for graph in frame.graphs for node in graph.nodes if graph.frontend == "direct"]:
-        for line in () if node.line is None else (node.line, *node.line.callers):
-            if is_of_cell(line, file):
-                lines.add(line.line)
-            if line.function in (frame.name, "<module>"):  # the remaining lines belong to the callers
-                break
-    return lines
+def _traced_lines(frame: Frame, state: CellState) -> set[int]:
+    """Return the lines of the cell that the direct frontend has traced for the function or region of ``frame``.
+
+    The lines of a graph are stored in ``state``, because a graph can have thousands of nodes.
+    """
+    every: set[int] = set()
+    for graph in (each for each in frame.graphs if each.frontend == "direct"):
+        nodes, lines = state.traced_lines.get(graph.entry, ((), set()))
+        if nodes is not graph.nodes:
+            lines = set()
+            for node in graph.nodes:
+                for line in () if node.line is None else (node.line, *node.line.callers):
+                    if is_of_cell(line, state.file):
+                        lines.add(line.line)
+                    if line.function in (frame.name, "<module>"):  # the remaining lines belong to the callers
+                        break
+            state.traced_lines[graph.entry] = graph.nodes, lines
+        every |= lines
+    return every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

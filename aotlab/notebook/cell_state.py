@@ -22,7 +22,7 @@ from aotlab.notebook.graphs import CapturedGraph
 from aotlab.notebook.options import Options
 from aotlab.notebook.stock_graph import StockGraph
 from aotlab.notebook.traced import TracedFunction
-from aotlab.report.model import CellPart, Input
+from aotlab.report.model import CellPart, Input, Node
 from aotlab.upstream import Observation
 from aotlab.verification import Comparison
 
@@ -226,6 +226,8 @@ class CellState:
     twins, stock_families
         With ``--engine both``: the graphs that stock `torch.compile` compiled for comparison, and their numbers and
         names, as in ``families``.
+    traced_lines
+        The nodes of each traced graph and the cell's lines that they come from, by the entry's number.
     run
         The state of the present run.
     """
@@ -241,6 +243,7 @@ class CellState:
     observation: Observation | None = None
     twins: list[StockGraph] = field(default_factory=list)
     stock_families: dict[int, tuple[int, str]] = field(default_factory=dict)
+    traced_lines: dict[int, tuple[tuple[Node, ...], set[int]]] = field(default_factory=dict)
     run: RunState = field(default_factory=RunState)
 
     def graphs(self) -> list[CapturedGraph | TracedFunction]:

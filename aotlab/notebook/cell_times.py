@@ -5,23 +5,28 @@ times. Before each run, everything that was compiled is dropped, and the setup o
 cold, but torch, Dynamo and aotlab are imported already. The time is the CPU time of the process, in seconds, because
 other programs may use the machine, too. The backend runs torch's own kernels, so the capture, the compilation, the
 comparison with eager and the report take nearly all of the time.
+
+With ``--warm``, the later runs of the cells are timed, each cell in a kernel as JupyterLab starts it.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import queue
 import statistics
 import sys
 import time
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
+from jupyter_client.manager import start_new_kernel
 from traitlets.config import Config
 
 from aotlab.maintenance.bench.suite import machine
@@ -160,11 +165,13 @@ total.backward()
 
 #: The forms of a cell that are compared with stock `torch.compile`, with the options of the magic.
 FORMS: Mapping[str, str] = {
-    "dynamo, not verified": "--no-verify",
-    "auto, not verified": "--frontend auto --no-verify",
-    "dynamo": "",
-    "auto": "--frontend auto",
+    "dynamo, not verified": "--frontend dynamo --no-verify",
+    "auto, not verified": "--no-verify",
+    "dynamo": "--frontend dynamo",
+    "auto": "",
 }
+#: The number of later runs of which the median is taken, and of earlier runs that are not timed.
+_WARM_RUNS, _COLD_RUNS = 15, 3
 
 
 def seconds(program: CellProgram, form: str) -> tuple[float, Report | None]:
@@ -198,15 +205,67 @@ def seconds(program: CellProgram, form: str) -> tuple[float, Report | None]:
         unload_ipython_extension(shell)
 
 
+def warm_seconds(program: CellProgram) -> dict[str, float]:
+    """Run a cell many times in a kernel; return the median wall time of the later runs, in seconds.
+
+    The forms are ``"eager"``, ``"stock"`` and ``"auto"``. The time of a run ends when the kernel replies that it is
+    ready for the next cell.
+    """
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+
+        def run(text: str) -> float:
+            began = time.perf_counter()
+            number = client.execute(text)
+            while True:
+                reply = client.get_shell_msg(timeout=600)
+                if reply["parent_header"].get("msg_id") == number:
+                    break
+            took = time.perf_counter() - began
+            with suppress(queue.Empty):  # wait until the report has been shown
+                while True:
+                    client.get_iopub_msg(timeout=0.5)
+            return took if reply["content"]["status"] == "ok" else math.nan
+
+        def median(text: str) -> float:
+            return statistics.median([run(text) for _ in range(_COLD_RUNS + _WARM_RUNS)][_COLD_RUNS:])
+
+        run("%load_ext aotlab")
+        run(_HEAD + program.setup)
+        found = {"eager": median(program.cell), "auto": median(f"%%aotcompile --backend eager\n{program.cell}")}
+        run(_HEAD + program.setup)
+        run(program.stock)
+        return {**found, "stock": median(program.stock_cell or program.cell)}
+    finally:
+        manager.shutdown_kernel(now=True)
+
+
 def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     """Run ``aotlab bench cells ARGV``."""
     parser = argparse.ArgumentParser(
         prog="aotlab bench cells", description="Time the first run of cells with each frontend, beside torch.compile."
     )
     parser.add_argument("--rounds", type=int, default=3, help="how often each form runs (default: 3)")
+    parser.add_argument("--warm", action="store_true", help="time the later runs in a kernel, not the first ones")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[each.name for each in PROGRAMS], help="programs")
     options = parser.parse_args(argv)
     stream = sys.stdout if out is None else out
+    programs = [each for each in PROGRAMS if options.only is None or each.name in options.only]
+    if options.warm:
+        print("| cell | eager, ms | stock, ms | auto / stock | auto / eager |", file=stream)
+        print("| --- | ---: | ---: | ---: | ---: |", file=stream)
+        for program in programs:
+            found = warm_seconds(program)
+            eager, stock, auto = (found[form] for form in ("eager", "stock", "auto"))
+            row = (
+                program.name,
+                f"{eager * 1e3:.1f}",
+                f"{stock * 1e3:.1f}",
+                f"{auto / stock:.2f}",
+                f"{auto / eager:.2f}",
+            )
+            print(f"| {' | '.join(row)} |".replace("nan", "–"), file=stream, flush=True)
+        return 0
     for form in ("eager", "stock", *FORMS):  # import the modules that the forms need
         seconds(PROGRAMS[-1], form)
     where = machine(torch.device("cpu"))
@@ -217,9 +276,8 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     )
     print(f"| cell | eager, s | stock, s | {' | '.join(FORMS)} | auto captured by |", file=stream)
     print(f"| --- | {' | '.join('---:' for _ in ('eager', 'stock', *FORMS))} | --- |", file=stream)
-    for program in PROGRAMS:
-        if options.only is None or program.name in options.only:
-            print(_row(program, options.rounds), file=stream, flush=True)
+    for program in programs:
+        print(_row(program, options.rounds), file=stream, flush=True)
     return 0
 
 

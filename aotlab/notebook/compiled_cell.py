@@ -181,7 +181,9 @@ class CompiledCell(Views[Report]):
 
     def _show(self, shown: Shown) -> None:
         report = self.report()
-        shown.report(report)
+        graphs = [graph for frame in report.frames for graph in frame.graphs]
+        # After a run that compiled nothing, nobody waits for the report, so the next cell can begin at once.
+        shown.report(report, later=bool(graphs) and all(graph.reused for graph in graphs))
         self.keep(report)
 
     def _counts(self) -> tuple[int, ...]:

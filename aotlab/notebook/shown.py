@@ -14,6 +14,9 @@ from aotlab.notebook.live import INTERVAL, SHARE
 from aotlab.report import Report
 from aotlab.report.mime import bundle, running_bundle
 
+#: The seconds after which a thread shows a report, so that the kernel can first say that the cell has ended.
+_LATER = 0.05
+
 
 class RunningCell(Protocol):
     """A cell that can describe its present activity. Any thread may ask it."""
@@ -49,6 +52,7 @@ class Shown:
         self._identifier: str | None = None
         self._lock = threading.Lock()
         self._reported = False
+        self._latest: Report | None = None
 
     @contextmanager
     def following(self, cell: RunningCell) -> Iterator[None]:
@@ -83,15 +87,25 @@ class Shown:
             if report is not None and not ended.is_set():
                 self._publish(running_bundle(report))
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report, *, later: bool = False) -> None:
         """Show ``report`` in place of the activity, or of an earlier report.
 
-        If displays cannot be replaced, only the first report is shown.
+        If displays cannot be replaced, only the first report is shown. With ``later``, a thread shows a report that
+        replaces another display, so that the caller does not wait for it.
         """
-        if not self.quiet and (self._replaceable or not self._reported):
-            self._reported = True
-            data = bundle(report)
-            with self._lock:
+        if self.quiet or (self._reported and not self._replaceable):
+            return
+        self._reported = True
+        self._latest = report
+        if later and self._replaceable:
+            threading.Timer(_LATER, contextvars.copy_context().run, (self._show, report)).start()
+        else:
+            self._show(report)
+
+    def _show(self, report: Report) -> None:
+        data = bundle(report)
+        with self._lock:
+            if self._latest is report:  # if not, a newer report is shown already, or will be
                 self._publish(data)
 
     def _publish(self, data: dict[str, Any]) -> None:

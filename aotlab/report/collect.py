@@ -13,11 +13,11 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aotlab import config, events
 from aotlab._torch.process_groups import timed_collectives
@@ -36,6 +36,7 @@ from aotlab.report.model import (
     GraphBreakRow,
     Guard,
     Miss,
+    Node,
     Refusal,
     Report,
     Stage,
@@ -90,6 +91,24 @@ class _EntryLog:
     joined: tuple[object, Joined] | None = None  # like `assembled`, but storages have their numbers in the report
 
     choices: tuple[Choices | None] | None = None  # the result of `choices_of`, in a cache
+    known: dict[str, tuple[object, tuple[Any, ...]]] = field(default_factory=dict)
+
+    def guards(self) -> tuple[Guard, ...]:
+        """Return the rows of the guards. They are made once, because an entry can have thousands of guards."""
+        return self._made_once("guards", self.finished, lambda: _guards(self.finished))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Return the nodes of all snapshots so far, always in the same tuple."""
+        snapshots = self.snapshots
+        return self._made_once(
+            "nodes", len(snapshots), lambda: tuple([node for each in snapshots for node in each.nodes])
+        )
+
+    def _made_once(self, name: str, made_of: object, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the result of ``make``, which is called again only if ``made_of`` has changed."""
+        if name not in self.known or self.known[name][0] != made_of:
+            self.known[name] = made_of, make()
+        return self.known[name][1]
 
     def choices_with(self, joined: Joined) -> Choices | None:
         """Return the choices of saved values. The first call takes a while, so it is made when the report is read."""
@@ -431,7 +450,7 @@ class Recording(Views[Report]):
         ended = log.finished or log.failed
         trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
         capture = next((each.capture for each in log.snapshots if each.capture is not None), None)
-        nodes = tuple([node for each in log.snapshots for node in each.nodes])
+        nodes = log.nodes()
         return Graph(
             index=index,
             entry=log.entry,
@@ -460,7 +479,7 @@ class Recording(Views[Report]):
             saved=tuple([value for each in log.snapshots for value in each.saved]),
             compiled=tuple([graph for each in log.snapshots for graph in each.compiled]),
             kernels=tuple([kernel for each in log.snapshots for kernel in each.kernels]),
-            guards=_guards(log.finished),
+            guards=log.guards(),
             autograd=joined.autograd,
             memory=joined.memory,
             choices=None if log.finished is None else log.choices_with(joined),
@@ -482,7 +501,7 @@ class Recording(Views[Report]):
             miss,
             vary=[each.user_name for each in log.joined[1].placeholders if each.value],
             why=trace.static_since,
-            guards=_guards(log.finished),
+            guards=log.guards(),
             caused_by=_lines(log.finished),
             earlier=_lines(None if earlier_log is None else earlier_log.finished),
         )

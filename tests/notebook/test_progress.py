@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,17 +160,41 @@ def states(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def test_the_report_is_the_last_message() -> None:
-    """The display begins before the cell prints. After the report, no thread shows an activity."""
+    """The display begins before the cell prints. After the report, no thread shows an activity.
+
+    A run that compiles nothing does not wait for its report.
+    """
     with updates_without_pause(), kernel_notebook() as notebook:
         run_in_kernel(notebook, SETUP)
-        for _ in range(5):
+        for number in range(5):
             notebook.messages.clear()
             run_in_kernel(notebook, STEP)
+            timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+            assert len(timers) == (number > 0)
+            for timer in timers:
+                timer.join(30)
             seen = [each for each in states(notebook.messages) if each not in ("status", "execute_input")]
             assert seen[0] == "running"
             assert seen.index("stream") > 0
             assert seen[-1] == "verified"
             assert [each.name for each in threading.enumerate() if each.name == "aotlab-progress"] == []
+
+
+def test_only_the_newest_report_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a newer report of the same run is shown before a thread shows an older one, the older one is dropped."""
+    monkeypatch.setattr(shown, "_LATER", 0.5)
+    with kernel_notebook() as notebook:
+        run_in_kernel(notebook, SETUP)
+        run_in_kernel(notebook, STEP)
+        run_in_kernel(notebook, STEP)
+        cell = live.find(notebook.shell.user_ns["report"].identifier)
+        assert cell is not None
+        notebook.messages.clear()
+        cell.shown.report(replace(notebook.shell.user_ns["report"], name="newer"))
+        for timer in [each for each in threading.enumerate() if isinstance(each, threading.Timer)]:
+            timer.join(30)
+        names = [each["data"][REPORT_MIME]["name"] for each in notebook.messages if REPORT_MIME in each.get("data", {})]
+        assert names == ["newer"]
 
 
 def test_quiet_cells_and_terminals_have_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
