@@ -30,14 +30,14 @@ from __future__ import annotations
 import math
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab._torch.compiling import compiling, never_lost
@@ -45,13 +45,13 @@ from aotlab.bench.memory import memory_curve
 from aotlab.bench.timing import FEWEST_ROUNDS, Case, Comparison, Parts, compare, tensors_in, training_parts
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError
-from aotlab.guards.call_state import CallState, TensorFacts, tensor_facts
+from aotlab.guards.call_state import TensorFacts
 from aotlab.ir.fx_graphs import copied_graph, nodes_in
+from aotlab.notebook.copied_inputs import Copy, Inputs, copy_of, stand_ins
 from aotlab.report.model import MemoryCurve, TimingRow
 from aotlab.report.text import listed
 from aotlab.runtime.draft import MISS
-from aotlab.verification import Cloner
-from aotlab.verification.clones import attach, captured_tensors, random_state_restored, restored
+from aotlab.verification.clones import captured_tensors, random_state_restored, restored
 
 #: The time limit, in seconds, for all graphs of one click together. It may be exceeded if a single call is slower.
 SECONDS = 5.0
@@ -71,7 +71,6 @@ _WARMUP = 2
 #: With ``--time``, stock ``torch.compile`` is timed only if aotlab's backend compiled for at most this many seconds.
 STOCK_SECONDS = 12.0
 
-Inputs = tuple[Any, ...]
 Run = Callable[[Inputs], Any]
 #: Calls a form of a graph with flat inputs.
 Call = Callable[[Callable[..., Any], Inputs], Any]
@@ -218,7 +217,7 @@ def _measure_one(
         undo.enter_context(restored(tuple(held)))
         call = undo.enter_context(captured.calling())
         entry, inputs, replaced = _entry_for(captured, call)
-        fresh = partial(_copy, Cloner(_anything), inputs)
+        fresh = partial(copy_of, inputs)
         alone = None if entry is None else _alone(captured.compiled, entry)
         eager: Run = partial(call, _given_sizes(_function(captured.graph), captured))
         called = captured.compiled if alone is None else internals.dynamo_disable(alone.__call__)
@@ -302,54 +301,12 @@ def _stock(captured: Captured, inputs: Inputs) -> Callable[..., Any]:
         return _given_sizes(compiled, captured)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Copy:
-    """The copied inputs of one call.
-
-    ``tensors`` are all input tensors, and ``differentiable`` are those that require grad. ``leaves`` are the leaves of
-    the autograd graphs of these tensors. If the graph writes an input, ``leaves`` are still leaves.
-    """
-
-    inputs: Inputs
-    tensors: tuple[Tensor, ...]
-    differentiable: tuple[Tensor, ...]
-    leaves: tuple[Tensor, ...]
-
-
-def _copy(cloner: Cloner, inputs: Inputs) -> _Copy:
-    # In inference mode, all copies would be inference tensors. So the mode is switched off while they are made.
-    with torch.inference_mode(False), torch.set_grad_enabled(True):
-        call = cloner.call(inputs, {})
-    # A tensor that was passed twice must also be one object in the copy.
-    other = {
-        id(copy): _inference_tensor_over(copy)
-        for original, copy in zip(inputs, call.args, strict=True)
-        if isinstance(original, Tensor) and original.is_inference()
-    }
-    args = tuple([other.get(id(copy), copy) for copy in call.args])
-    tensors = _distinct(tensor for tensor in tensors_in(args))
-    behind = [tensor for _, tensor in call.watched]
-    return _Copy(
-        inputs=args,
-        tensors=tensors,
-        differentiable=tuple([tensor for tensor in tensors if tensor.requires_grad]),
-        leaves=_distinct(tensor for tensor in (*tensors, *behind) if tensor.is_leaf and tensor.requires_grad),
-    )
-
-
-def _inference_tensor_over(tensor: Tensor) -> Tensor:
-    """Return an inference tensor over the same memory as ``tensor``."""
-    with torch.inference_mode():
-        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Behaviour:
     """The behaviour of a graph in one trial call.
 
     ``mutates`` is true if the graph writes an input. ``outputs`` are the indices of the output tensors that require
-    grad. ``written`` are the indices, in ``_Copy.tensors``, of the inputs that the graph writes and that require grad
+    grad. ``written`` are the indices, in ``Copy.tensors``, of the inputs that the graph writes and that require grad
     and are non-leaves after the write. A backward starts from these outputs and these inputs. ``grad_mode`` is the mode
     to restore after each call, or None if the graph does not change grad mode.
     """
@@ -365,13 +322,13 @@ class _Behaviour:
             return run
         return partial(_with_grad_mode, run, self.grad_mode)
 
-    def roots(self, copy: _Copy, result: Any) -> list[Tensor]:
+    def roots(self, copy: Copy, result: Any) -> list[Tensor]:
         """Return the tensors from which the backward of a call starts."""
         tensors = tensors_in(result)
         return [*[tensors[i] for i in self.outputs], *[copy.tensors[i] for i in self.written]]
 
 
-def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _Behaviour:
+def _behaviour(eager: Run, fresh: Callable[[], Copy], entry: Entry | None) -> _Behaviour:
     copy = fresh()
     before = [internals.version_of(tensor) for tensor in copy.tensors]
     grad_mode = torch.is_grad_enabled()
@@ -412,7 +369,7 @@ class _Timer:
     call: Call
     runs: dict[str, Run]
     stock: Callable[[Inputs], Callable[..., Any]] | None
-    ready: Callable[[], _Copy]
+    ready: Callable[[], Copy]
     behaviour: _Behaviour
     held: tuple[Tensor, ...]
     device: torch.device
@@ -493,7 +450,7 @@ class _Timer:
 
         return Case(name=engine, parts=parts)
 
-    def _leaves(self, copy: _Copy) -> list[Tensor]:
+    def _leaves(self, copy: Copy) -> list[Tensor]:
         # The backward stops at the inputs, so that the autograd nodes from which a non-leaf input was copied are not
         # timed. But if the graph writes inputs, a written input is a result of the graph, so the backward must run to
         # the leaves.
@@ -535,7 +492,7 @@ def call_on_copies(captured: Captured, function: Callable[..., Any]) -> None:
         except _Skipped as reason:
             raise UsageError(f"{captured.frame} was not compiled: {reason}") from None
         with _settings(entry):
-            call(function, _copy(Cloner(_anything), inputs).inputs)
+            call(function, copy_of(inputs).inputs)
 
 
 # --- small parts -------------------------------------------------------------------------------------------------
@@ -561,7 +518,7 @@ def _entry_for(captured: Captured, call: Call) -> tuple[Entry | None, Inputs, tu
             if _serves(entry, inputs, call):
                 return entry, inputs, ()
     entry = function.entries[0]
-    inputs, replaced = _stand_ins(entry.state, inputs)
+    inputs, replaced = stand_ins(entry.state, inputs)
     if not _serves(entry, inputs, call):
         raise _Skipped("its inputs are gone or have changed, or torch's settings have changed. Run the cell again")
     return entry, inputs, replaced
@@ -573,52 +530,12 @@ def _serves(entry: Entry, inputs: Inputs, call: Call) -> bool:
         return False  # some tensors no longer exist, or these are the inputs of another entry
     # If an entry's guards do not hold, its run returns MISS and has no effect. So the entry can be tried.
     with _settings(entry):
-        return call(_tried(entry), _copy(Cloner(_anything), inputs).inputs) is not MISS
+        return call(_tried(entry), copy_of(inputs).inputs) is not MISS
 
 
 def _tried(entry: Entry) -> Callable[..., Any]:
     """Return a function that takes a call's arguments, and runs only ``entry``."""
     return lambda *args, **kwargs: entry.run(args, kwargs)
-
-
-def _stand_ins(state: CallState, inputs: Inputs | None) -> tuple[Inputs, tuple[str, ...]]:
-    """Return inputs with the metadata that an entry was compiled for, and the names of the replaced inputs.
-
-    ``state`` has the facts about the inputs for which the entry was compiled. An input that no longer exists, or whose
-    metadata has changed, is replaced by a new tensor of the same kind (a stand-in).
-    """
-    values: list[Any] = []
-    replaced: list[str] = []
-    for position, facts in enumerate(state.leaves):
-        now = inputs[position] if inputs is not None and len(inputs) == len(state.leaves) else None
-        if not isinstance(facts, TensorFacts):
-            values.append(facts.value)
-        elif state.same_as[position] != position:
-            values.append(values[state.same_as[position]])
-        elif isinstance(now, Tensor) and tensor_facts(now) == facts:
-            values.append(now)
-        else:
-            values.append(_stand_in(facts))
-            replaced.append(state.names[position])
-    return tuple(values), tuple(replaced)
-
-
-def _stand_in(facts: TensorFacts) -> Tensor:
-    """Return a new tensor with the metadata ``facts``. Its values are random, or zeros if they may be indices."""
-    extent = 1 + sum((size - 1) * step for size, step in zip(facts.shape, facts.stride, strict=True))
-    count = facts.offset + (extent if 0 not in facts.shape else 0)
-    with torch.inference_mode(facts.is_inference), torch.set_grad_enabled(True):
-        if facts.dtype.is_floating_point or facts.dtype.is_complex:
-            # Not every dtype can be filled with random numbers directly.
-            memory = torch.rand(count, device=facts.device).to(facts.dtype)
-        else:
-            memory = torch.zeros(count, dtype=facts.dtype, device=facts.device)
-        tensor = memory.as_strided(facts.shape, facts.stride, facts.offset).detach()
-        if issubclass(facts.type, nn.Parameter):
-            return nn.Parameter(tensor, requires_grad=facts.requires_grad)
-        if facts.requires_grad and not facts.is_leaf:
-            return attach(tensor.clone().requires_grad_(), tensor)
-        return tensor.requires_grad_(facts.requires_grad)
 
 
 @contextmanager
@@ -661,16 +578,8 @@ def _with_grad_mode(run: Run, mode: bool, inputs: Inputs) -> Any:
         torch.set_grad_enabled(mode)
 
 
-def _always(copy: _Copy) -> Callable[[], _Copy]:
+def _always(copy: Copy) -> Callable[[], Copy]:
     return lambda: copy
-
-
-def _anything(*inputs: Any) -> None:
-    """Accept any arguments. A `Cloner` needs a function for the names of the inputs that it copies."""
-
-
-def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    return tuple({id(tensor): tensor for tensor in tensors}.values())
 
 
 def _device(inputs: Inputs) -> torch.device:

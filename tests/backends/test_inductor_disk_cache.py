@@ -348,7 +348,7 @@ def test_several_processes_share_the_cache(cache: Path, count: int) -> None:
 def test_on_a_full_disk_a_call_runs_eagerly(cache: Path) -> None:
     """If no file can be written, one warning says so, whether the cache is empty or has the graphs.
 
-    The limit of the size of a file stands for the full disk. Later calls compile again in a process with a free disk.
+    A limit on the size of files simulates the full disk. Later calls compile again in a process with a free disk.
     """
     code = (
         "import resource, sys, tempfile, warnings, torch, aotlab\n"

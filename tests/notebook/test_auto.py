@@ -168,7 +168,7 @@ def test_the_report_names_what_dynamos_report_names(shell: InteractiveShell) -> 
 
 
 def _hidden(shell: InteractiveShell) -> dict[str, Any]:
-    """Return what a measurement must not change, besides the values of variables."""
+    """Return the state that a measurement must not change: names, objects, version counters and attributes."""
     model = shell.user_ns["model"]
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), "x": shell.user_ns["x"]}
     return {
