@@ -123,11 +123,26 @@ def undefined_special_methods(kind: type) -> set[str]:
 def compiled_from(value: Any) -> Any:
     """Return the original of a compiled function or module of aotlab, or None for other objects.
 
-    If the traced function calls the compiled function, the trace runs the original.
+    If the traced function calls the compiled function, the trace runs the original. The compiled form of a function of
+    a notebook cell is a function of aotlab that has the name and the module of its original.
     """
-    if root_of(type(value).__module__) != "aotlab" or not hasattr(value, "__dict__"):
+    made_by = value.__globals__.get("__name__") if type(value) is types.FunctionType else type(value).__module__
+    if root_of(made_by) != "aotlab" or not hasattr(value, "__dict__"):
         return None
     return vars(value).get("orig_module" if isinstance(value, nn.Module) else "__wrapped__")
+
+
+def is_users_addition(value: Any) -> bool:
+    """Tell whether an attribute of a library's class or module may come from the user.
+
+    This is true for a function, a property or a callable whose code is not a library's, for an object of a class that
+    is not a library's, and for a plain value.
+    """
+    functions = [getattr(value, name, None) for name in ("fget", "__func__", "func")]
+    function = next((each for each in (value, *functions) if isinstance(each, types.FunctionType)), None)
+    if function is not None:
+        return not is_library(function)
+    return is_plain(value) or not is_library(type(value))
 
 
 def is_library_module(module: types.ModuleType) -> bool:

@@ -43,6 +43,8 @@ _PRIVATE_STATE = frozenset(("_last_lr",))
 _ORDER = get_args(SlotKind)
 #: The attributes that every `nn.Module` has, for its tensors, submodules and hooks. `_Walk._module` visits these.
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
+#: The types of functions that a module of a library may have as an attribute, for example its activation.
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ class _Walk:
         self._users: set[str] = set()  # the names that the user's own code mentions
         # objects, classes and modules whose attributes are visited, by id
         self._owners: dict[int, tuple[str, Any, bool]] = {}
+        self._library_classes: dict[type, None] = {Tensor: None}  # whose attributes from the user are visited
         self._libraries = Libraries()
         # library modules that are stored in attributes and containers, by id
         self._held_libraries: dict[int, tuple[str, types.ModuleType]] = {}
@@ -182,6 +185,8 @@ class _Walk:
             count = len(self._visited)
             for label, owner, incidental in list(self._owners.values()):
                 self._visit_attributes(label, owner, incidental)
+            for class_ in list(self._library_classes):
+                self._visit_additions(class_)
             if not self._todo and count == len(self._visited):
                 return
 
@@ -282,6 +287,8 @@ class _Walk:
             for name in ("args", "keywords"):
                 place = Place("attribute", value, name)
                 self._visit(f"{label or 'partial'}.{name}", getattr(value, name), place, incidental=incidental)
+        elif isinstance(value, types.FunctionType) and (original := objects.compiled_from(value)) is not None:
+            self._todo.append((label, original, incidental))
         elif isinstance(value, types.FunctionType) and not objects.is_library(value):
             self._function(value)
         elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)):
@@ -442,6 +449,7 @@ class _Walk:
         attributes = vars(module)
         self._guard(f"the class of {name_or_self}", Place("attribute", module, "__class__"), type(module))
         self._libraries.add_module_class(type(module))
+        self._library_classes |= dict.fromkeys([each for each in type(module).__mro__[:-1] if objects.is_library(each)])
         flag = objects.static_member(type(module), "training")
         if not hasattr(type(flag), "__set__"):  # otherwise the class has a property, which reads another object's flag
             self._guard(f"{dot}training", Place("item", attributes, "training"), module.training)
@@ -493,10 +501,19 @@ class _Walk:
             self._guard(f"{dot}forward", Place("held", graph, "forward"), graph.forward)
         for name in sorted((names_forward_mentions(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
-            if guarded_values.is_plain(value) or (type(value) is tuple and all(map(guarded_values.is_plain, value))):
+            plain = type(value) is tuple and all(map(guarded_values.is_plain, value))
+            if plain or objects.is_users_addition(value) or isinstance(value, _FUNCTIONS):
                 self._is_new((id(module), name))
                 self._visit(f"{dot}{name}", value, Place("item", attributes, name))
         self._owners.setdefault(id(module), (name_or_self, module, False))
+
+    def _visit_additions(self, class_: type) -> None:
+        """Visit the attributes that the user has added to a class of torch, and that the code mentions."""
+        for name, value in list(vars(class_).items()):
+            if not (name in self._names or self.mentioned.by_string):
+                continue
+            if not name.startswith("__") and objects.is_users_addition(value) and self._is_new((id(class_), name)):
+                self._visit(f"{class_.__name__}.{name}", value, Place("held", class_, name))
 
     def _hooks(
         self, owner_name: str, forward: tuple[dict[int, Any], ...], backward: tuple[dict[int, Any], ...]

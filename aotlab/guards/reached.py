@@ -74,10 +74,13 @@ class Place:
             if self.kind == "attribute" or isinstance(self.owner, type):
                 with contextlib.suppress(AttributeError):  # some C attributes cannot be assigned, and never change
                     delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
+            elif type(container := self._dictionary()) is list:
+                if value is not MISSING and name < len(container):  # if not, the user has removed the item
+                    container[name] = value
             elif value is MISSING:
-                self._dictionary().pop(name, None)
+                container.pop(name, None)
             else:
-                self._dictionary()[name] = value
+                container[name] = value
 
     def is_writable(self) -> bool:
         """Tell whether a tensor in this place can be replaced without running code of the user."""

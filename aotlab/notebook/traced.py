@@ -32,7 +32,7 @@ from aotlab.frontends.direct import FunctionTarget, tensors_replaced
 from aotlab.frontends.tensor_names import Named
 from aotlab.guards.code_names import names_in
 from aotlab.guards.guarded_values import is_plain
-from aotlab.guards.objects import is_installed, root_of
+from aotlab.guards.objects import compiled_from, is_installed, root_of
 from aotlab.guards.reached import Reached, Slot
 from aotlab.guards.user_code import is_users, running_cells
 from aotlab.ir.extents import within_its_storage
@@ -148,7 +148,7 @@ class _TracedOrCaptured(_NotebookFunction):
         Raises `RefusedError` if the code of the user may have effects that the trace does not see.
         """
         state = super().reached()
-        for value in (self.function, *(each.value for each in state)):
+        for value in (self.function, *(compiled_from(each.value) or each.value for each in state)):
             if isinstance(value, types.FunctionType) and (objection := _objection(value)) is not None:
                 raise RefusedError(objection)
             if isinstance(value, BaseException):
@@ -388,7 +388,10 @@ class TracedFunction:
             if here.eager:
                 raise
             if self._declines and isinstance(error, AotlabError):
-                raise NotTraced(error.seen if isinstance(error, RefusedError) else str(error)) from None
+                # Eager may raise an error that the trace raised, too.
+                seen = error.seen if isinstance(error, RefusedError) else str(error)
+                seen = seen.replace("tracing the function raised an error that eager does not raise:", "it raised")
+                raise NotTraced(seen.removesuffix("; move this code out of the function")) from None
             # A compiled form that fails has changed nothing yet. Run eagerly: eager gives the right result or error.
             failure = f"{type(error).__name__}: {error}"
         else:

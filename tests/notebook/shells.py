@@ -403,6 +403,9 @@ def _process(notebook: Notebook, threads: Set[threading.Thread]) -> dict[str, st
 
     Of the threads only those that were started since: one of an earlier test may end at any time.
     """
+    for each in set(threading.enumerate()) - threads:
+        if isinstance(each, threading.Timer):  # it shows the report of a run that compiled nothing
+            each.join(30)
     shell = notebook.shell
     numpy_state = np.random.get_state(legacy=False)
     default_device = torch.get_default_device()

@@ -196,7 +196,11 @@ def test_a_trace_is_timed_and_nothing_changes(shell: InteractiveShell, cell: str
     execute(shell, SETUP)
     report = report_of(shell, cell, "--time")
     assert frontends(report) == ["direct"]
-    assert {row.engine for row in report.timing_rows} == {"eager", "upstream", "aotlab"}, report.notes
+    # Before torch 2.13, `locals()` in code that stock compiles lacks some variables. Then a note says that it raises.
+    stock = not any("stock torch.compile was not timed: it raises" in note for note in report.notes)
+    assert stock or torch.__version__ < "2.13"
+    engines = {"eager", "aotlab", *(["upstream"] if stock else [])}
+    assert {row.engine for row in report.timing_rows} == engines, report.notes
     differentiable = any(row.requires_grad for row in report.frames[0].graphs[0].outputs)
     assert ("backward" in {row.phase for row in report.timing_rows}) == differentiable
     assert once == observed(shell.user_ns)
@@ -204,7 +208,7 @@ def test_a_trace_is_timed_and_nothing_changes(shell: InteractiveShell, cell: str
     found = live.find(report.identifier)
     assert found is not None
     measured = found.measure(lambda _: None)
-    assert {row.engine for row in measured.timing_rows} == {"eager", "upstream", "aotlab"}, measured.notes
+    assert {row.engine for row in measured.timing_rows} == engines, measured.notes
     assert measured.memory_curves
     assert once == observed(shell.user_ns)
     assert before == _hidden(shell)
