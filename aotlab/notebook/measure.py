@@ -273,7 +273,7 @@ def _alone(compiled: Any, entry: Entry) -> CompiledFunction:
 
 def _not_anew(*_: Any) -> NoReturn:
     """Refuse to compile a new entry during a measurement. The arguments are ignored."""
-    raise _Skipped("its guards do not hold for a copy of its inputs")
+    raise _Skipped("its guards do not hold for a copy of its inputs, or for what it reads now")
 
 
 def _tell_nobody(*_: Any, **__: Any) -> None:

@@ -113,3 +113,14 @@ def test_an_item_that_is_gone_is_measured_with_another(shell: InteractiveShell) 
     with pytest.raises(UsageError, match="line 2 was not timed: its inputs are gone or have changed"):
         cell.measure(lambda _: None)
     assert [each.tolist() for each in shell.user_ns["box"]] == [torch.ones(3).tolist()]
+
+
+def test_parameters_of_inference_mode_are_measured(shell: InteractiveShell) -> None:
+    """The copies of such parameters are parameters of inference mode, too."""
+    setup = "import torch\nwith torch.inference_mode():\n    linear, given = torch.nn.Linear(3, 2), torch.ones(3)"
+    execute(shell, setup)
+    execute(shell, MAGIC + "with torch.inference_mode():\n    u = linear(given) * 2")
+    cell = live.find(shell.user_ns["report"].identifier)
+    assert cell is not None
+    measured = cell.measure(lambda _: None)
+    assert {"eager", "aotlab"} <= {row.engine for row in measured.timing_rows}, measured.notes
