@@ -145,6 +145,17 @@ def is_users_addition(value: Any) -> bool:
     return is_plain(value) or not is_library(type(value))
 
 
+def is_setting(value: Any) -> bool:
+    """Tell whether an attribute of a library's module is a setting: a plain value, a function, or an object of the user.
+
+    A list of weights, for example, is no setting.
+    """
+    functions = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+    if isinstance(value, functions) or (type(value) is tuple and all(map(is_plain, value))):
+        return True
+    return is_users_addition(value)
+
+
 def is_library_module(module: types.ModuleType) -> bool:
     """Tell whether a module belongs to torch, numpy, aotlab, the standard library or another installed package."""
     return root_of(module.__name__) in _LIBRARIES or is_installed(str(getattr(module, "__file__", None) or ""))

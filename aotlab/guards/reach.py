@@ -43,8 +43,6 @@ _PRIVATE_STATE = frozenset(("_last_lr",))
 _ORDER = get_args(SlotKind)
 #: The attributes that every `nn.Module` has, for its tensors, submodules and hooks. `_Walk._module` visits these.
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
-#: The types of functions that a module of a library may have as an attribute, for example its activation.
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,8 +499,7 @@ class _Walk:
             self._guard(f"{dot}forward", Place("held", graph, "forward"), graph.forward)
         for name in sorted((names_forward_mentions(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
-            plain = type(value) is tuple and all(map(guarded_values.is_plain, value))
-            if plain or objects.is_users_addition(value) or isinstance(value, _FUNCTIONS):
+            if objects.is_setting(value):
                 self._is_new((id(module), name))
                 self._visit(f"{dot}{name}", value, Place("item", attributes, name))
         self._owners.setdefault(id(module), (name_or_self, module, False))
