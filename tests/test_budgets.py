@@ -25,7 +25,7 @@ LIMITS = {
     "export": 654,
     "fallbacks": 42,
     "frontends": 913,
-    "guards": 1_760,
+    "guards": 1_759,
     "ir": 443,
     "maintenance": 3_198,
     "notebook": 4_769,

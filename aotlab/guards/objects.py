@@ -146,7 +146,7 @@ def is_users_addition(value: Any) -> bool:
 
 
 def is_setting(value: Any) -> bool:
-    """Tell whether an attribute of a library's module is a setting: a plain value, a function, or an object of the user.
+    """Tell whether an attribute of a library's module is a setting: a plain value, a function, or a user's object.
 
     A list of weights, for example, is no setting.
     """

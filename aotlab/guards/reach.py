@@ -285,10 +285,9 @@ class _Walk:
             for name in ("args", "keywords"):
                 place = Place("attribute", value, name)
                 self._visit(f"{label or 'partial'}.{name}", getattr(value, name), place, incidental=incidental)
-        elif isinstance(value, types.FunctionType) and (original := objects.compiled_from(value)) is not None:
-            self._todo.append((label, original, incidental))
         elif isinstance(value, types.FunctionType) and not objects.is_library(value):
-            self._function(value)
+            original = objects.compiled_from(value)
+            self._function(value if original is None else original)
         elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)):
             if value.__name__ in internals.SWITCH_NAMES:
                 self._names.add(value.__name__)
