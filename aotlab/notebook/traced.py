@@ -148,7 +148,12 @@ class _TracedOrCaptured(_NotebookFunction):
         Raises `RefusedError` if the code of the user may have effects that the trace does not see.
         """
         state = super().reached()
-        for value in (self.function, *(compiled_from(each.value) or each.value for each in state)):
+        values = [self.function, *(compiled_from(each.value) or each.value for each in state)]
+        if (writer := _writer([value for value in values if isinstance(value, types.FunctionType)])) is not None:
+            raise RefusedError(f"it may call `{writer}`, which may write or send data")
+        for value in values:
+            if _package_of(value).startswith(_LOGGERS):
+                raise RefusedError(f"it uses a `{type(value).__name__}`, which may write or send data")
             if isinstance(value, types.FunctionType) and (objection := _objection(value)) is not None:
                 raise RefusedError(objection)
             if isinstance(value, BaseException):
@@ -171,11 +176,55 @@ class _TracedOrCaptured(_NotebookFunction):
         raise RefusedError("its ops must be visible to code that runs around it")
 
 
+#: The packages that record experiments. Their objects and functions write files, or send data to a server.
+_LOGGERS = (
+    "torch.utils.tensorboard", "tensorboard", "wandb", "mlflow", "neptune", "clearml", "comet_ml", "aim", "trackio",
+    "swanlab", "dvclive",
+)  # fmt: skip
+#: The names of methods that write files or send data.
+_WRITES = frozenset((
+    "write", "writelines", "writerow", "writerows", "flush", "send", "sendall", "sendto", "put", "put_nowait",
+    "commit", "publish", "post",
+))  # fmt: skip
+
+
+def _package_of(value: object) -> str:
+    module = value if isinstance(value, types.ModuleType | types.FunctionType | type) else type(value)
+    return str(getattr(module, "__name__" if isinstance(value, types.ModuleType) else "__module__", ""))
+
+
+def _is_of_package(function: types.FunctionType) -> bool:
+    """Tell whether a function belongs to an installed package. The code that `dataclasses` generates has no file."""
+    file = function.__code__.co_filename
+    return is_installed(str(function.__globals__.get("__file__") if file == "<string>" else file))
+
+
+def _writer(functions: Sequence[types.FunctionType]) -> str | None:
+    """Name a function of a package that may write files or send data, and that the user's code may call, or None.
+
+    ``functions`` are all functions that the traced function may call. Of installed packages, only those are examined of
+    which the user's code mentions a function.
+    """
+    packages: dict[str, list[types.FunctionType]] = {}
+    mentioned: set[str] = set()
+    for each in functions:
+        if _is_of_package(each):
+            packages.setdefault(root_of(each.__module__), []).append(each)
+        elif is_users(each.__code__):
+            names = names_in(each.__code__)
+            mentioned |= {*names.attributes, *names.globals}
+    for package in packages.values():
+        for each in package if any(each.__name__ in mentioned for each in package) else ():
+            names = names_in(each.__code__)
+            if names.attributes & _WRITES or "open" in names.globals:
+                return each.__qualname__
+    return None
+
+
 def _objection(function: types.FunctionType) -> str | None:
     """Say which effect a function of the user may have that a trace does not see; None if there is no such effect."""
     code = function.__code__
-    file = function.__globals__.get("__file__") if code.co_filename == "<string>" else code.co_filename
-    if not is_users(code) or is_installed(str(file)):
+    if not is_users(code) or _is_of_package(function):
         return None
     names = names_in(code)
     for name in sorted(names.attributes - {"set_grad_enabled"}):

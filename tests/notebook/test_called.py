@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,62 @@ def test_parameters_of_inference_mode_are_measured(shell: InteractiveShell) -> N
     assert cell is not None
     measured = cell.measure(lambda _: None)
     assert {"eager", "aotlab"} <= {row.engine for row in measured.timing_rows}, measured.notes
+
+
+_PACKAGES = {
+    "writes": """
+class Writer:
+    def __init__(self, path):
+        self.file = open(path, "a")
+    def add(self, name, value):
+        self.file.write(f"{name} {value};")
+        self.file.flush()
+def log(data):
+    with open("LOG", "a") as file:
+        file.write(";")
+""",
+    "wandb": "sent = []\ndef log(data):\n    sent.append(data)\n",
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Install the packages, and return the folder in which they write."""
+    folder = tmp_path_factory.mktemp("packages")
+    installed = folder / "site-packages"
+    installed.mkdir()
+    for name, text in _PACKAGES.items():
+        (installed / f"{name}.py").write_text(text.replace("LOG", str(folder / "log")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(installed))
+        yield folder
+    for name in _PACKAGES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("writes.log({'loss': 1})", "open(folder + '/log').read().count(';')"),
+        ("writer.add('loss', 1)", "open(folder + '/written').read().count(';')"),
+        ("step(x)", "open(folder + '/log').read().count(';')"),
+        ("wandb.log({'loss': 1})", "len(wandb.sent)"),
+        ("logged(x)", "len(wandb.sent)"),
+    ],
+)
+def test_packages_that_record_do_so_at_each_run(shell: InteractiveShell, line: str, count: str, packages: Path) -> None:
+    """What a package writes or sends happens once per run, also for code that is otherwise traced."""
+    (packages / "log").write_text("")
+    (packages / "written").write_text("")
+    shell.user_ns["folder"] = str(packages)
+    setup = (
+        "import torch, writes, wandb\nx = torch.ones(3)\nwandb.sent.clear()\n"
+        "writer = writes.Writer(folder + '/written')\n"
+        "def step(v):\n    writes.log({'loss': 1})\n    return v * 2\n"
+        "def logged(v):\n    wandb.log({'loss': 1})\n    return v * 2"
+    )
+    execute(shell, setup)
+    for _ in range(3):
+        execute(shell, MAGIC + f"y = x * 2\nz = {line}")
+    assert eval(count, shell.user_ns) == 3
+    assert shell.user_ns["y"].tolist() == [2.0, 2.0, 2.0]
