@@ -47,7 +47,7 @@ _IN_USE = 3600.0
 _INTERVAL = 600.0
 _last_bound = -_INTERVAL
 #: The system's errors for a disk that cannot be written.
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _LINE = re.compile(r"\[(\w+)\] ([^:]+):")
 _WORDS = {
     "torch_version": "torch's version",
