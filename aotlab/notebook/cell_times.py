@@ -251,7 +251,10 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     options = parser.parse_args(argv)
     stream = sys.stdout if out is None else out
     programs = [each for each in PROGRAMS if options.only is None or each.name in options.only]
+    where = machine(torch.device("cpu"))
+    print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=stream)
     if options.warm:
+        print("\nLater runs of a cell, median wall time until the kernel is ready for the next cell\n", file=stream)
         print("| cell | eager, ms | stock, ms | auto / stock | auto / eager |", file=stream)
         print("| --- | ---: | ---: | ---: | ---: |", file=stream)
         for program in programs:
@@ -268,8 +271,6 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
         return 0
     for form in ("eager", "stock", *FORMS):  # import the modules that the forms need
         seconds(PROGRAMS[-1], form)
-    where = machine(torch.device("cpu"))
-    print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=stream)
     print(
         "\nCPU seconds of eager and of stock torch.compile; the forms divided by the latter, median (range)\n",
         file=stream,

@@ -152,8 +152,9 @@ class _TracedOrCaptured(_NotebookFunction):
         if (writer := _writer([value for value in values if isinstance(value, types.FunctionType)])) is not None:
             raise RefusedError(f"it may call `{writer}`, which may write or send data")
         for value in values:
-            if _package_of(value).startswith(_LOGGERS):
-                raise RefusedError(f"it uses a `{type(value).__name__}`, which may write or send data")
+            package = _package_of(value)
+            if root_of(package) in _LOGGERS or package.startswith("torch.utils.tensorboard"):
+                raise RefusedError(f"it uses `{package}`, which may write or send data")
             if isinstance(value, types.FunctionType) and (objection := _objection(value)) is not None:
                 raise RefusedError(objection)
             if isinstance(value, BaseException):
@@ -177,10 +178,10 @@ class _TracedOrCaptured(_NotebookFunction):
 
 
 #: The packages that record experiments. Their objects and functions write files, or send data to a server.
-_LOGGERS = (
-    "torch.utils.tensorboard", "tensorboard", "wandb", "mlflow", "neptune", "clearml", "comet_ml", "aim", "trackio",
-    "swanlab", "dvclive",
-)  # fmt: skip
+_LOGGERS = frozenset((
+    "tensorboard", "tensorboardX", "wandb", "mlflow", "neptune", "clearml", "comet_ml", "aim", "trackio", "swanlab",
+    "dvclive",
+))  # fmt: skip
 #: The names of methods that write files or send data.
 _WRITES = frozenset((
     "write", "writelines", "writerow", "writerows", "flush", "send", "sendall", "sendto", "put", "put_nowait",
@@ -189,8 +190,8 @@ _WRITES = frozenset((
 
 
 def _package_of(value: object) -> str:
-    module = value if isinstance(value, types.ModuleType | types.FunctionType | type) else type(value)
-    return str(getattr(module, "__name__" if isinstance(value, types.ModuleType) else "__module__", ""))
+    """Return the name of the Python module that defines a function, a class, or the class of an object."""
+    return str(getattr(value if isinstance(value, types.FunctionType | type) else type(value), "__module__", ""))
 
 
 def _is_of_package(function: types.FunctionType) -> bool:

@@ -91,7 +91,7 @@ class _EntryLog:
     joined: tuple[object, Joined] | None = None  # like `assembled`, but storages have their numbers in the report
 
     choices: tuple[Choices | None] | None = None  # the result of `choices_of`, in a cache
-    known: dict[str, tuple[object, tuple[Any, ...]]] = field(default_factory=dict)
+    known: dict[str, tuple[object, tuple[Any, ...]]] = field(default_factory=dict)  # the results of `_made_once`
 
     def guards(self) -> tuple[Guard, ...]:
         """Return the rows of the guards. They are made once, because an entry can have thousands of guards."""
