@@ -18,7 +18,7 @@ from aotlab.ir.specs import spec_of
 from aotlab.trace.history import LASTING
 
 #: The default of `SavedValues`' argument ``places``: no saved value is one of the caller's own tensors.
-_NOWHERE: Mapping[int, tuple[int, ...] | None] = {}
+_NOWHERE: Mapping[int, Any] = {}
 
 
 class _SaveForBackward(torch.autograd.Function):
@@ -91,11 +91,13 @@ class SavedValues:
     - ``sizes`` are the symbolic sizes, which every backward takes as inputs.
     - ``once`` has one mask for each selective checkpoint, with the bits of its nodes. The cached values of such a
       checkpoint serve only one backward, even if the graph is kept.
+    - ``eager_masks`` maps the position of a saved value to the nodes that save its tensor in eager. A backward that
+      reaches such a node checks the version counter, even if it does not use the value.
     - ``live`` are tensors of the caller whose values at the time of the backward are read and written by the backward.
     """
 
-    __slots__ = ("_hooks", "_live_specs", "_places", "_spent_caches", "_values", "_versions", "_watched", "hooked",
-                 "live", "nodes", "once", "pending", "released", "sizes")  # fmt: skip
+    __slots__ = ("_eager_masks", "_hooks", "_live_specs", "_places", "_spent_caches", "_values", "_versions",
+                 "_watched", "hooked", "live", "nodes", "once", "pending", "released", "sizes")  # fmt: skip
 
     def __init__(
         self,
@@ -104,10 +106,12 @@ class SavedValues:
         sizes: Sequence[int] = (),
         live: Sequence[Tensor] = (),
         once: Sequence[int] = (),
+        eager_masks: Mapping[int, int] = _NOWHERE,
     ) -> None:
         hooks = internals.saved_tensor_hooks()
         self.released = self._spent_caches = 0
         self.once = once
+        self._eager_masks = eager_masks
         self.sizes = sizes
         self.live = live
         self._live_specs = [spec_of(tensor) for tensor in live]
@@ -197,7 +201,7 @@ class SavedValues:
             return [self._hooks[1](self._values[n]) for n in needs]
         versions = internals.versions_of(self._values)
         if versions != self._versions:
-            for n in needs:
+            for n in (*needs, *(n for n, nodes in self._eager_masks.items() if nodes & mask)):
                 if versions[n] != self._versions[n]:
                     _raise_for_written_value(self._values[n], self._versions[n], versions[n])
         for n, stride, address in self._places:

@@ -27,6 +27,7 @@ class SavedValuesWriter:
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
+        self._eager_masks: dict[int, int] = {}  # by the position of a saved value that stands for a watched tensor
         self._watched = self._find_watched()
 
     def _detached(self) -> list[bool]:
@@ -41,15 +42,14 @@ class SavedValuesWriter:
     def saved_values(self) -> Callable[..., SavedValues]:
         """Return a callable that creates the `SavedValues` of a call.
 
-        The callable is the class itself, or a partial of the class with the arguments ``places`` and ``once``, because
-        these are the same in each call.
+        The callable is a partial of the class with the arguments that are the same in each call.
         """
         saved, detached = self._draft.parts.split.graph_values, self._detached()
         values = {n: saved[n] for n in self._draft.parts.partition.saved_inputs if not detached[n]}
         strided = {n: v for n, v in values.items() if v is not None and v.layout == torch.strided}
         places = {n: None if internals.is_symbolic(v) else v.stride() for n, v in strided.items()}
         once = self._draft.trace.saving.once
-        return partial(SavedValues, places=places, once=once) if places or once else SavedValues
+        return partial(SavedValues, places=places, once=once, eager_masks=self._eager_masks)
 
     def expression(self) -> str:
         """Return the expression of the list of saved values."""
@@ -119,10 +119,11 @@ class SavedValuesWriter:
         """Return the watched inputs and outputs, each with the mask of the autograd nodes that save it in eager.
 
         A tensor need not be watched if one of our saved values is this tensor, or shares its memory and its version
-        counter. Then the check of the saved value finds the write.
+        counter. Then the check of the saved value finds the write, with the mask in ``_eager_masks``.
         """
         trace = self._draft.trace
-        saved = {internals.storage_key(value) for value in self._draft.parts.split.graph_values if value is not None}
+        values = enumerate(self._draft.parts.split.graph_values)
+        saved = {internals.storage_key(value): n for n, value in values if value is not None}
         mutated = {write.index for write in trace.writes}
         masks = {}
         bases: dict[int, int] = {}
@@ -137,9 +138,12 @@ class SavedValuesWriter:
             elif not self._has_own_tensor(source):
                 continue  # this output is made from another tensor, and that tensor is watched
             else:
-                position = len(trace.writes) + trace.returned_outputs.index(source.index)
-                fake, is_noticed = trace.forward_outputs[position], True
-            if mask and not (is_noticed and internals.storage_key(fake) in saved):
+                n = len(trace.writes) + trace.returned_outputs.index(source.index)
+                fake, is_noticed = trace.forward_outputs[n], True
+            position = saved.get(internals.storage_key(fake)) if is_noticed else None
+            if position is not None:
+                self._eager_masks[position] = self._eager_masks.get(position, 0) | mask
+            elif mask:
                 masks[source] = mask
         return masks
 

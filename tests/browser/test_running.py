@@ -42,6 +42,7 @@ def test_a_running_cell(lab: Lab, extension: None) -> None:
     lab.cell(1).locator(f"{DRAWN}[data-live=true]").wait_for()
     # The tables of the graph come while the graph is compared.
     page.locator("[role=tab][data-tab=outputs]:not(.al-empty)").wait_for()
+    page.locator(".al-status", has_text="are compared with eager").wait_for()
     assert page.get_attribute("data-state") == "running"
     assert re.fullmatch(r"◌ \d+ s · .* are compared with eager", page.locator(".al-status").inner_text())
     assert "1 not yet compared with eager" in page.locator(".al-sentence").inner_text()

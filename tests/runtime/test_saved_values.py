@@ -109,6 +109,30 @@ def test_what_the_caller_writes(name, frontend):
         assert found == use(PROGRAMS[name], lambda w: w.add_(1))
 
 
+@FRONTENDS
+@pytest.mark.parametrize("output", [0, 1])
+def test_a_written_tensor_that_the_backward_saves_but_does_not_read(output, frontend):
+    """Eager's ``gather`` saves its input, so its backward raises after a write to the input. Other backwards run."""
+
+    def function(x, w):
+        return x.gather(0, torch.zeros_like(x, dtype=torch.int64)), w * 2
+
+    def run(call):
+        x, w = leaf(3, 3) * 1, leaf(3, 3)
+        results = call(x, w)
+        x.mul_(2)
+        results[output].sum().backward()
+        return w.grad
+
+    calls = function, compiled(function, frontend=frontend)
+    if output == 0:
+        for call in calls:
+            with pytest.raises(RuntimeError, match=WRITTEN):
+                run(call)
+    else:
+        assert torch.equal(*[run(call) for call in calls])
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", ["captured", "attribute"])
 def test_what_a_partitioner_keeps_instead(name, backend):
