@@ -195,7 +195,7 @@ class LevelBackwards:
             for node in self._raising.intersection(nodes_of(self.level.segment, starts)):
                 node(torch.zeros(()))
         plan: _Plan = made_once(self._plans, kind, lambda: self._make_plan(kind))
-        arguments = saved.use(plan.mask, plan.takes)
+        arguments = saved.use(plan.mask, plan.takes, reaches_all=not inner_edges)
         ends = self._destinations(plan, saved, restrided)
         saved.release(plan.mask, self._all_masks)
         with internals.disable_autocast():

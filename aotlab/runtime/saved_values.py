@@ -179,8 +179,11 @@ class SavedValues:
         if self._values is not None and self._hooks is None:
             self._versions = internals.versions_of(self._values)
 
-    def use(self, mask: int, needs: Sequence[int]) -> list[Tensor]:
-        """Return the saved values at the positions ``needs``, for a backward that reaches the nodes in ``mask``.
+    def use(self, mask: int, needs: Sequence[int], *, reaches_all: bool = True) -> list[Tensor]:
+        """Return the saved values at the positions ``needs``, for a backward that reaches nodes in ``mask``.
+
+        One bit of the mask stands for all nodes that the same entries reach. ``reaches_all`` says that the backward
+        reaches all of these nodes, and not only some because it begins at an inner edge.
 
         Raises autograd's errors if the graph was freed or a value was written in place. Raises `MetadataMutationError`
         if one of the caller's tensors has other memory or other sizes than after the forward.
@@ -201,7 +204,8 @@ class SavedValues:
             return [self._hooks[1](self._values[n]) for n in needs]
         versions = internals.versions_of(self._values)
         if versions != self._versions:
-            for n in (*needs, *(n for n, nodes in self._eager_masks.items() if nodes & mask)):
+            unused = [n for n, nodes in self._eager_masks.items() if reaches_all and nodes & mask]
+            for n in (*needs, *unused):
                 if versions[n] != self._versions[n]:
                     _raise_for_written_value(self._values[n], self._versions[n], versions[n])
         for n, stride, address in self._places:
