@@ -80,6 +80,10 @@ from aotlab.trace.surroundings import HeldOutput
 Explain = Callable[[CallState], tuple[events.Miss, ...]]
 
 
+#: A new entry of a function guards conditions if the function has fewer entries than this.
+_ENTRIES_WITH_CONDITIONS = 4
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of a compilation.
@@ -207,7 +211,7 @@ def _run_from_trace(
     dims: Mapping[int, Collection[int]],
 ) -> Entry:
     backend, deduped = options.backend, inputs.deduped
-    traced, live = _trace(options, call, deduped, inputs.bases, journal.printed, dims)
+    traced, live = _trace(options, call, deduped, inputs.bases, journal, dims)
     journal.finish("trace", traced, op_count(traced.module.graph))
 
     if live.training and live.is_whole:
@@ -285,13 +289,13 @@ def _trace(
     call: Call,
     deduped: DedupeRecord,
     bases: Sequence[Base],
-    printed: HeldOutput,
+    journal: _Journal,
     dims: Mapping[int, Collection[int]],
     static_because: str = "",
     *,
     sizes_from_values: bool = False,
 ) -> tuple[trace.TraceRecord, trace.Trace]:
-    """Trace the call; ``dims`` are the dynamic dimensions by flat argument, and ``printed`` holds back printed text.
+    """Trace the call; ``dims`` are the dynamic dimensions by flat argument.
 
     If an op needs the values of a tensor for a size or a number, the call is traced again with ``sizes_from_values``.
 
@@ -303,10 +307,17 @@ def _trace(
     error is raised.
     """
     decompositions = options.backend.decompositions()
+    # Each combination of answers needs an entry. Dynamo serves a function with several entries better, because it
+    # divides the function at each condition.
+    guards_conditions = (
+        call.target.frontend != "dynamo"
+        and options.after_node is None
+        and len(journal.misses) < _ENTRIES_WITH_CONDITIONS
+    )
     static = sum(kind != "input" for _, kind in call.target.lifted_names())
 
     def run(functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
-        with printed:
+        with journal.printed:
             record_and_trace = trace.run(
                 call,
                 deduped,
@@ -320,6 +331,7 @@ def _trace(
                 quirks=quirks.chosen(),
                 varying=dims,
                 sizes_from_values=sizes_from_values,
+                guards_conditions=guards_conditions,
             )
             call.target.end_trace()
             return record_and_trace
@@ -330,14 +342,14 @@ def _trace(
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
         if isinstance(error, DataDependentError) and not sizes_from_values:
             with suppress(RefusedError, RunEagerly, trace.TraceFailed, internals.GuardOnDataDependentSymNode):
-                return _trace(options, call, deduped, bases, printed, dims, static_because, sizes_from_values=True)
+                return _trace(options, call, deduped, bases, journal, dims, static_because, sizes_from_values=True)
         if (
             not dims
             or sizes_from_values
             or (options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError))
         ):
             raise
-        return _trace(options, call, deduped, bases, printed, {}, str(error))
+        return _trace(options, call, deduped, bases, journal, {}, str(error))
     if not functional and options.backend.needs_states(traced.module):
         traced, live = run(True)
     if not options.backend.takes(traced.module):
@@ -347,7 +359,7 @@ def _trace(
             call,
             deduped,
             bases,
-            printed,
+            journal,
             dims,
             "the backend cannot compile it for all numbers",
             sizes_from_values=sizes_from_values,
@@ -360,14 +372,21 @@ def _trace(
 def _guarded(call: Call, deduped: DedupeRecord, live: trace.Trace) -> CallState:
     """Return the state that the entry guards: the state of the call, with the guards that only the trace could find.
 
-    These guards concern memory that inputs share, the bases of views, storage offsets, and sizes.
+    These guards concern memory that inputs share, the bases of views, storage offsets, sizes, and conditions.
     """
     state = call.outside or call.own or call.state
     writes = bool(live.deriver.live) or any(info.mutates_data for info in live.metadata.input_info)
     offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
     rules = rules_of(live.recorder.sizes, state.names, dict(zip(deduped.kept, live.inputs.fakes, strict=True)))
     offsets = tuple(position for position in offsets if position < len(state.leaves))
-    return replace(state, watches_overlap=writes, offsets=offsets, rules=rules, watches_bases=tuple(call.view_bases))
+    return replace(
+        state,
+        watches_overlap=writes,
+        offsets=offsets,
+        rules=rules,
+        watches_bases=tuple(call.view_bases),
+        conditions=tuple(live.inputs.conditions),
+    )
 
 
 def _definition(target: Target) -> UserLine | None:
@@ -461,5 +480,6 @@ class _Journal:
         """Emit the event that the entry is ready, with its guards."""
         if events.listening():
             duration, guards = time.perf_counter_ns() - self._started, sentences(state)
-            lines = {} if state.rules is None else state.rules.lines
+            lines = {each.sentence(): each.line for each in state.conditions if each.line is not None}
+            lines.update({} if state.rules is None else state.rules.lines)
             events.emit(events.CompileFinished(entry=self.number, duration_ns=duration, guards=guards, lines=lines))

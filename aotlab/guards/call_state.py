@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from aotlab import _torch as internals
 from aotlab.errors import BY_DYNAMO, PythonValueError, SubclassError, TransformError, UnsupportedTensorError
+from aotlab.guards.conditions import Condition
 from aotlab.guards.guarded_values import (
     NOTHING_MENTIONED,
     Attributes,
@@ -203,10 +204,11 @@ class CallState:
     may read from tensors. ``function_modes`` and ``dispatch_modes`` count the active torch function modes and dispatch
     modes. Only the modes of default devices and fake modes are allowed.
 
-    The last four fields are set after the trace. ``watches_overlap`` is true for an entry that writes an input: such
+    The last five fields are set after the trace. ``watches_overlap`` is true for an entry that writes an input: such
     an entry checks which inputs share memory, and how. ``offsets`` are the positions of tensors whose storage offset
     the function read. ``rules`` say which sizes may differ between calls. If it is None, no size may differ.
-    ``watches_bases`` are the positions of views whose bases are inputs of the graph.
+    ``watches_bases`` are the positions of views whose bases are inputs of the graph. ``conditions`` are the conditions
+    that the function asked for.
     """
 
     structure: str
@@ -225,6 +227,7 @@ class CallState:
     offsets: tuple[int, ...] = ()
     rules: Rules | None = None
     watches_bases: tuple[int, ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
 
 def transform_around() -> str | None:

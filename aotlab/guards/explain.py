@@ -35,7 +35,15 @@ def differences(traced: CallState, current: CallState) -> Iterator[str]:
 
     ``traced`` is the state that the entry guards, and ``current`` the state of the call.
     """
-    traced = _with_sizes_of(traced, current)
+    found = None
+    for found in _of_facts(_with_sizes_of(traced, current), current):
+        yield found
+    if found is None:  # otherwise the guards of conditions were not evaluated for this call
+        yield from (condition.change() for condition in traced.conditions if condition.failed)
+
+
+def _of_facts(traced: CallState, current: CallState) -> Iterator[str]:
+    """Yield the `differences` of two states, without the conditions."""
     unchecked = _unchecked(traced)
     for (name, before), (_, after) in zip(traced.settings, current.settings, strict=True):
         if before != after and name not in unchecked:
@@ -242,5 +250,6 @@ def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
         share = [f"`{state.names[a]}` and `{state.names[b]}` share bytes as they did" for a, b, _ in state.overlapping]
         rows.append(("overlap", "inputs", "; ".join(share) or "no input shares bytes with an input that is written"))
     rows += [("setting", name, f"{name} is {_show(v)}") for name, v in state.settings if name not in _unchecked(state)]
+    rows += [("condition", "inputs", condition.sentence()) for condition in state.conditions]
     rows += [("reached", item.name, item.sentence()) for item in state.reached]
     return tuple(rows)

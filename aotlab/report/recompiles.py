@@ -19,10 +19,14 @@ import torch
 from aotlab import events
 from aotlab.errors import UserLine
 from aotlab.report.model import Graph, Miss
-from aotlab.report.text import in_cell, listed, plain_names
+from aotlab.report.text import in_cell, listed, places_in, plain_names
 
 #: Match a sentence in which the direct frontend describes a failed guard.
 _OURS = re.compile(r"^`(.+?)` (?:is|has ([a-z_]+)) ?=?(?:on )?(.+) where the compiled entry expects (.+)$")
+#: Match such a sentence about the guard of a condition.
+_CONDITION = re.compile(
+    r"^the condition in `(.+)` at (.+):(\d+) is (True|False) where the compiled entry expects (.+)$"
+)
 _COMMENT = re.compile(r"^(.*?)\s+# (.*?)  # (\S+):(\d+) in (\S+)", re.DOTALL)
 _NO_SOURCE = re.compile(r"\s+# \(unknown source .*\)$")
 _OF_A_TENSOR = re.compile(
@@ -52,6 +56,7 @@ DYNAMIC = "dynamic=True, in a cell %%aotcompile --dynamic"
 PASS_A_TENSOR = f"each value is compiled for itself; let it vary ({DYNAMIC}), pass it as a tensor, or keep to a few"
 _KEEP_TO_A_FEW = "each value is compiled for itself; keep to a few"
 _TWO_STATES = "keep to one of the two, or have a graph for each"
+_CHOOSE = "each answer has its own graph; torch.where, on tensors, needs only one"
 _KEEP_TYPE = "pass the same type in each call"
 _KEEP_OBJECT = "reuse one object instead of making another for each call"
 _KEEP_LENGTH = "pass the same number of items, or one stacked tensor"
@@ -118,6 +123,16 @@ def limit_words(name: str, most: int, graphs: Sequence[Graph], *, several: bool)
 
 def _of_a_sentence(sentence: str) -> Miss:
     """Parse the sentence in which the direct frontend describes a failed guard."""
+    if (match := _CONDITION.match(sentence)) is not None:
+        code, file, line, after, before = match.groups()
+        return Miss(
+            subject=code,
+            before=before,
+            after=after,
+            sentence=places_in(sentence),
+            suggestion=_CHOOSE,
+            line=in_cell(UserLine(file=file, line=int(line), code=code)),
+        )
     match = _OURS.match(sentence)
     if match is None:
         return Miss(sentence=sentence)

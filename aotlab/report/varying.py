@@ -9,7 +9,7 @@ from dataclasses import replace
 from aotlab.errors import UserLine
 from aotlab.report.model import Guard, Miss
 from aotlab.report.recompiles import DYNAMIC, PASS_A_TENSOR
-from aotlab.report.text import first_line, in_cell
+from aotlab.report.text import first_line, in_cell, places_in
 
 #: `_NAME` matches the name of a tensor or a number in a guard (``x``, ``args[0].w``). `_PART` also matches a size or a
 #: stride of a tensor (``x.size(0)``).
@@ -43,11 +43,12 @@ def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine])
     """Make the row of a guard.
 
     The ``sentence`` of a guard on a size (``kind`` is ``"size"``) is a Python expression, which this function converts
-    to words. ``lines`` maps the expression to the user line that caused the guard. Other guards are sentences already.
+    to words. ``lines`` maps the expression to the user line that caused the guard. Other guards are sentences already. The
+    guard of a condition has a line, too.
     """
     text = sentence.strip("`")
     if kind != "size":
-        return Guard(kind=kind, subject=subject, sentence=sentence)
+        return Guard(kind=kind, subject=subject, sentence=places_in(sentence), line=lines.get(sentence))
     for pattern, words in _WORDS:
         match = pattern.match(text)
         if match is not None:

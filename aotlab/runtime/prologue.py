@@ -64,6 +64,9 @@ class Prologue:
             is_unwritten = info.made_to_require_grad and not info.moves_version
             if info.requires_grad_after and not (info.requires_grad or info.index in self.family or is_unwritten):
                 self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
+        for condition in self.draft.trace.inputs.conditions:
+            tensors = map(self.draft.kept, condition.inputs)
+            self.draft.miss([self.w.call("condition_fails", condition.fails, *tensors)])
         emit_quirks(self.draft, "prologue")
 
     def _surroundings(self) -> None:

@@ -93,6 +93,7 @@ def make_joint(
             placeholders=placeholders,
             sources=input_sources,
             offsets_read=findings.offsets_read,
+            conditions=recorder.conditions,
             view_of=view_of,
             families=_families({k: base for k, base in view_of.items() if dedupe.kept[k] not in input_sources}),
         ),

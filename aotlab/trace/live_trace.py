@@ -14,6 +14,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import FakeTensorMode
 from aotlab.capture.synthetic_bases import Base
+from aotlab.guards.conditions import Condition
 from aotlab.ir.metadata import ViewAndMutationMeta
 from aotlab.trace.autograd_edges import Edge, next_edges
 from aotlab.trace.deriver import Deriver, Tangents
@@ -38,6 +39,8 @@ class GraphInputs:
     sources: Sequence[int | Base | SizeOf]
     #: The indices of the kept inputs whose storage offset the function read.
     offsets_read: Sequence[int]
+    #: The conditions on the inputs that Python asked for.
+    conditions: Sequence[Condition]
     #: The kept inputs that are views of another kept input, each with the index of this base.
     view_of: Mapping[int, int] = field(default_factory=dict)
     #: The bases of views that replace these views among the graph's inputs, each followed by its views.

@@ -15,6 +15,7 @@ from aotlab._torch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOve
 from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import EntersInferenceMode, RunEagerly
 from aotlab.errors import BY_DYNAMO, UserLine
+from aotlab.guards.conditions import Condition
 from aotlab.guards.user_code import Locator, called, name_of, user_code_position, user_line
 from aotlab.ir.fx_graphs import Phase, may_have_effects
 from aotlab.trace.boundary import refuse_higher_order
@@ -131,6 +132,8 @@ class Recorder(TorchDispatchMode):
         self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # keys: autograd's sequence numbers
         self.sizes = sizes
         self.unbacked = UnbackedSymbols(tape, sizes) if sizes is not None and sizes.from_values else None
+        self.answer: Callable[..., bool | None] | None = None  # `Conditions.answer`, while the function runs
+        self.conditions: list[Condition] = []
         self.subclass_mode: Any = None  # the mode of `aotlab.subclasses`, if the call has wrapper subclasses
         self._op_handlers = op_handlers or {}
 
@@ -202,6 +205,9 @@ class Recorder(TorchDispatchMode):
             return self.record(torch.ops.aten.where.ScalarOther, (*args, 0.0), kwargs)
         if torch.Tag.data_dependent_output in func.tags and self._is_constant((args, kwargs)):
             return self._run_on_constants(func, args, kwargs)
+        answer = None if self.answer is None else self.answer(func, args)
+        if answer is not None:
+            return answer
         if self.unbacked and func is internals.ITEM and args[0].dtype is torch.bool:
             return self.record(func, (self.record(internals.CAST, args, {"dtype": torch.int64}),), {}) == 1
         try:

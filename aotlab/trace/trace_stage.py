@@ -49,6 +49,7 @@ from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.dynamic_sizes import NUMBER
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base, are_unchanged
+from aotlab.trace.conditions import Conditions
 from aotlab.trace.entering import enter_inputs
 from aotlab.trace.function_run import run_function
 from aotlab.trace.joint_graph import make_joint
@@ -89,6 +90,7 @@ def run(
     quirks: Sequence[Quirk] = (),
     varying: Mapping[int, Collection[int]] = MappingProxyType({}),
     sizes_from_values: bool = False,
+    guards_conditions: bool = False,
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
@@ -102,6 +104,8 @@ def run(
     - ``functional_draws``: random ops take and return the states of generators.
     - ``quirks`` handle the rare cases that they claim.
     - ``sizes_from_values``: sizes and numbers may depend on the values of tensors; they become unbacked symbols.
+    - ``guards_conditions``: Python may ask for conditions that are cheap to compute from the inputs, and the entry
+      guards the answers.
 
     Raises `RefusedError`, `RunEagerly` or `TraceFailed` if the call must run eagerly.
     """
@@ -123,7 +127,10 @@ def run(
         if sizes is not None and NUMBER in dims:
             sizes.enter_number(position, call.values[position])
     inputs = enter_inputs(recorder, call, dedupe, bases, varying)
+    if guards_conditions and not call.state.dispatch_modes:
+        recorder.answer = Conditions(recorder.tape, inputs, recorder.conditions).answer
     findings = run_function(call, dedupe, recorder, inputs, quirks)
+    recorder.answer = None  # it would keep the caller's tensors alive
     if not are_unchanged([base for base in bases if base.traced is None], findings.infos):
         raise RunEagerly("no-synthetic-base")
     return make_joint(

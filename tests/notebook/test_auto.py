@@ -86,7 +86,7 @@ CAPTURED = {
         "the function changes `scale`",
     ),
     "a stored tensor": ("cache = {}\ncache['y'] = x * 2\nz = cache['y'] + 1", "stores a tensor in `cache['y']`"),
-    "a value that is needed": ("y = x * 2\nif y.sum() > 3:\n    y = y + 1", "needs the value"),
+    "a value that is needed": ("y = x * 2\nif (y @ y.t()).sum() > 3:\n    y = y + 1", "needs the value"),
     "a new set": ("y = x + 1\nnames = {y.shape[0], 7}\nz = y * 2", "it makes a `set`"),
 }
 

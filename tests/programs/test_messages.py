@@ -57,13 +57,13 @@ def _of_inference():
 
 
 def _asks_if(x):
-    if x.sum() > 0:  # here
+    if x[None] @ x[:, None] > 0:  # here
         return x
     return -x
 
 
 def _asks_while(x, n):
-    while n > 0:  # here
+    while n[None, None] @ n[None, None] > 0:  # here
         x, n = x * 2, n - 1
     return x
 
@@ -73,12 +73,12 @@ def _asks_item(x):
 
 
 def _asserts(x):
-    assert (x > 0).all()  # here
+    assert x[None] @ x[:, None] > 0  # here
     return x * 2
 
 
 def _contains(x):
-    return 1.0 in x  # here
+    return 1.0 in x[None] @ x[:, None]  # here
 
 
 def _one_hot(x):
@@ -112,7 +112,7 @@ def _ranges(x, n):
 
 
 def _compares(x, y):
-    return x if torch.equal(x, y) else y  # here
+    return x if torch.equal(x[None] @ y[:, None], y) else y  # here
 
 
 def _prints(x):

@@ -1,0 +1,58 @@
+"""Guards of conditions: answers to Python's questions about the values of the inputs.
+
+    if (tokens == pad).any():      # a condition
+        warn()
+
+A trace can take only one of the two branches. If the condition is cheap to compute from the inputs, the trace takes the
+branch of its own call, and the entry computes the condition at the beginning of each call. If the answer is another
+one, the entry does not serve the call. So each combination of answers has its own entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.errors import UserLine
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Condition:
+    """A condition that a function asked for, and the guard of its answer.
+
+    - ``inputs`` are the indices of the kept inputs from which ``compute`` computes the answer. ``expected`` is the
+      answer for the traced call.
+    - ``line`` is the user's line with the condition, if it is known.
+    - ``failed`` says whether the guard failed when it was last evaluated.
+    """
+
+    inputs: tuple[int, ...]
+    compute: Callable[..., bool]
+    expected: bool
+    line: UserLine | None
+    failed: bool = field(default=False, init=False)
+
+    def fails(self, *tensors: Tensor) -> bool:
+        """Compute the condition for the inputs of a call, and tell whether the answer differs from the expected one."""
+        with torch.no_grad(), internals.disable_autocast():
+            self.failed = self.compute(*tensors) != self.expected
+        return self.failed
+
+    @property
+    def _place(self) -> str:
+        if self.line is None:
+            return "a condition"
+        code = f"`{self.line.code}` at " if self.line.code else ""
+        return f"the condition in {code}{self.line.file}:{self.line.line}"
+
+    def sentence(self) -> str:
+        """Describe the guard, for the report."""
+        return f"{self._place} is {self.expected}"
+
+    def change(self) -> str:
+        """Describe the failure of the guard, as the reason for a new entry."""
+        return f"{self._place} is {not self.expected} where the compiled entry expects {self.expected}"

@@ -1,0 +1,81 @@
+"""Answers the conditions of a traced function that are cheap to compute from its inputs.
+
+See `aotlab.guards.conditions` for the guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from aotlab import _torch as internals
+from aotlab._torch import OpOverload
+from aotlab.guards.conditions import Condition
+from aotlab.guards.user_code import user_line
+from aotlab.trace.inputs import TracedInput
+from aotlab.trace.tape import Tape, tensors_in
+
+#: At most this many conditions of one function are answered, each computed by at most this many ops. Each call computes
+#: them again, and each combination of answers needs an entry.
+_MOST = 8
+_MOST_OPS = 16
+
+
+class Conditions:
+    """Answers conditions during a trace, and appends their guards to the list ``guards``.
+
+    ``tape`` has the ops so far. ``inputs`` are the traced inputs. A condition that depends on another tensor gets no
+    answer: on a synthetic base, for example.
+    """
+
+    def __init__(self, tape: Tape, inputs: Sequence[TracedInput], guards: list[Condition]) -> None:
+        self._tape, self._guards = tape, guards
+        self._inputs = {id(item.fake): (k, item) for k, item in enumerate(inputs) if _can_be_read(item.real)}
+
+    def answer(self, func: OpOverload, args: tuple[Any, ...]) -> bool | None:
+        """Return the value of a condition for the traced call, and guard it.
+
+        Return None for an op that is no condition, and for a condition that is not cheap to compute from the inputs.
+        """
+        if not (func is torch.ops.aten.equal.default or (func is internals.ITEM and args[0].dtype is torch.bool)):
+            return None
+        tensors = tensors_in(args)
+        indices, outside = self._tape.needed(tensors, set())
+        operations = [self._tape.operations[index] for index in indices]
+        leaves = internals.pytree.tree_leaves([(operation.args, operation.kwargs) for operation in operations])
+        if (
+            len(self._guards) >= _MOST
+            or len(operations) > _MOST_OPS
+            or any(id(fake) not in self._inputs for fake in outside)
+            or any(internals.is_symbolic(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
+            or any(operation.draws_as or not _is_cheap(operation.target) for operation in operations)
+        ):
+            return None
+        items = [self._inputs[id(fake)] for fake in outside]
+        placeholders = [(item.name, item.fake) for _, item in items]
+        compute = internals.forward_of(self._tape.graph("Condition", placeholders, tensors))
+        condition = Condition(
+            inputs=tuple(k for k, _ in items),
+            compute=lambda *values: bool(func(*compute(*values))),
+            expected=True,
+            line=user_line(),
+        )
+        if condition.fails(*[item.real for _, item in items]):
+            condition.expected = condition.failed = False
+        self._guards.append(condition)
+        return condition.expected
+
+
+def _is_cheap(target: Any) -> bool:
+    """Tell whether an op is one of torch's own, and neither a product of matrices nor a convolution."""
+    is_torchs = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+    return is_torchs and target.overloadpacket not in flop_registry
+
+
+def _can_be_read(tensor: Tensor) -> bool:
+    """Tell whether a tensor has values: it is not fake, and its memory is not freed."""
+    return not internals.is_fake(tensor) and (tensor.untyped_storage().nbytes() > 0 or tensor.numel() == 0)
