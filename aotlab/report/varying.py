@@ -43,8 +43,8 @@ def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine])
     """Make the row of a guard.
 
     The ``sentence`` of a guard on a size (``kind`` is ``"size"``) is a Python expression, which this function converts
-    to words. ``lines`` maps the expression to the user line that caused the guard. Other guards are sentences already. The
-    guard of a condition has a line, too.
+    to words. Other guards are sentences already. ``lines`` maps the text of a guard on a size or of a condition to the
+    user line that caused the guard.
     """
     text = sentence.strip("`")
     if kind != "size":
