@@ -39,7 +39,7 @@ def execute(shell: InteractiveShell, text: str, options: str = "") -> Report:
 
 
 CELLS = {
-    "a branch": ("y = x * 2\nif y.sum() > 1e6:\n    y = y + 1\nz = y.cos()", [(3, "line 3", BRANCHED)]),
+    "a branch": ("y = x * 2\nif (y @ y.t()).sum() > 1e6:\n    y = y + 1\nz = y.cos()", [(3, "line 3", BRANCHED)]),
     "a call before which there is nothing to compile": ("y = helper(x)", [(2, *each) for each in IN_HELPER]),
     "a call of a call": ("y = x.sin()\nz = outer(y)", [(3, *each) for each in IN_HELPER]),
     "the same function at two lines": (

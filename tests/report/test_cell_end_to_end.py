@@ -202,7 +202,7 @@ def test_lines_of_other_cells_name_their_cell(run: Run, shell: Any) -> None:
         assert report.cell is not None
         (part,) = report.cell.parts
         assert part.how == "compiled"
-        report = run("if x.sum() > 0:\n    y = x + 1")
+        report = run("if (x @ x.t()).sum() > 0:\n    y = x + 1")
         assert report.graph_break_rows[0].where == "line 2"
 
 

@@ -121,9 +121,10 @@ def _branching(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.sum() > 0 else -x
 
 
-def _asks(x: torch.Tensor) -> torch.Tensor:
-    positive = float(x.sum().item() > 0)
-    return positive * (x * 2) + (1 - positive) * -x
+def _prints(x: torch.Tensor) -> torch.Tensor:
+    x = x * 1
+    print(end="")
+    return torch.where(x.sum() > 0, x * 2, -x)
 
 
 def _compares(f: Any, *, apart: bool = True, shared: bool = True, written: bool = True, other: bool = True) -> bool:
@@ -381,7 +382,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         ],
         [
             (_branching, "a branch depends on the value of a tensor"),
-            (_asks, "graph break"),
+            (_prints, "graph break"),
             (lambda x: torch.where(x > 0, x * 2, -x), "of [2.0, -1.0] it makes [4.0, 1.0]"),
             (lambda x: torch.where(x.sum() >= 0, x * 2, -x), "of [1.0, -1.0] it makes [2.0, -2.0]"),
             (lambda x: torch.where(x[0] > 0, x * 2, -x), "of [1.0, -1.0] it makes [2.0, -2.0]"),
