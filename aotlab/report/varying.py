@@ -9,7 +9,7 @@ from dataclasses import replace
 from aotlab.errors import UserLine
 from aotlab.report.model import Guard, Miss
 from aotlab.report.recompiles import DYNAMIC, PASS_A_TENSOR
-from aotlab.report.text import first_line, in_cell, places_in
+from aotlab.report.text import first_line, in_cell
 
 #: `_NAME` matches the name of a tensor or a number in a guard (``x``, ``args[0].w``). `_PART` also matches a size or a
 #: stride of a tensor (``x.size(0)``).
@@ -48,7 +48,9 @@ def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine])
     """
     text = sentence.strip("`")
     if kind != "size":
-        return Guard(kind=kind, subject=subject, sentence=places_in(sentence), line=lines.get(sentence))
+        line = lines.get(sentence)  # the page shows it behind the sentence
+        words = sentence if line is None else re.sub(r"(`) at .+:\d+( is \w+)$", r"\1\2", sentence)
+        return Guard(kind=kind, subject=subject, sentence=words, line=line)
     for pattern, words in _WORDS:
         match = pattern.match(text)
         if match is not None:

@@ -183,6 +183,27 @@ def test_guards_of_the_direct_frontend(name):
     assert miss.suggestion
 
 
+def positive(t):
+    """Ask for a condition."""
+    return t * 2 if (t > 0).all() else t
+
+
+def test_the_guard_of_a_condition():
+    """The guard and the recompile have the condition's line and its two answers."""
+    compiled = aotlab.compile(positive, backend="eager")
+    with Report.record() as recording:
+        compiled(X + 1)
+        compiled(X)
+    (miss,) = recording.frames[0].graphs[-1].misses
+    code = "return t * 2 if (t > 0).all() else t"
+    assert (miss.subject, miss.before, miss.after) == (code, "True", "False")
+    assert miss.line is not None
+    line = positive.__code__.co_firstlineno + 2
+    assert (miss.line.file, miss.line.line) == (__file__, line)
+    (guard,) = [guard for guard in recording.frames[0].graphs[-1].guards if guard.kind == "condition"]
+    assert (guard.sentence, guard.line.line) == (f"the condition in `{code}` is False", line)
+
+
 def test_another_compiled_form():
     """The first graph of a function that was compiled by somebody else before is no recompile."""
     torch.compile(normalize, backend="eager")(X)
