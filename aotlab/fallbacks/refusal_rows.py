@@ -11,8 +11,8 @@ from aotlab.fallbacks.row import Fallback
 ROWS = (
     Fallback(
         id="data-dependent",
-        sentence="Python code needs a number from a traced tensor, a condition that is expensive to compute or random, or "
-        "a size that depends on values",
+        sentence="Python code needs a number from a traced tensor, a condition that is expensive to compute or random, "
+        "or a size that depends on values",
         suggestion="choose with torch.where, or keep the number in a tensor",
         program="""
 def f(x):

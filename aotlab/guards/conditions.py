@@ -1,11 +1,11 @@
-"""Guards of conditions: answers to Python's questions about the values of the inputs.
+"""Guards of conditions: Python code asks for the truth of a tensor that is computed from the inputs.
 
     if (tokens == pad).any():      # a condition
         warn()
 
 A trace can take only one of the two branches. If the condition is cheap to compute from the inputs, the trace takes the
-branch of its own call, and the entry computes the condition at the beginning of each call. If the answer is another
-one, the entry does not serve the call. So each combination of answers has its own entry.
+branch of its own call, and the entry computes the condition again at the beginning of each call. If the answer is
+another one, the entry does not serve the call. So each combination of answers has its own entry.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine])
     text = sentence.strip("`")
     if kind != "size":
         line = lines.get(sentence)  # the page shows it behind the sentence
-        words = sentence if line is None else re.sub(r"(`) at .+:\d+( is \w+)$", r"\1\2", sentence)
-        return Guard(kind=kind, subject=subject, sentence=words, line=line)
+        shown = sentence if line is None else re.sub(r"(`) at .+:\d+( is \w+)$", r"\1\2", sentence)
+        return Guard(kind=kind, subject=subject, sentence=shown, line=line)
     for pattern, words in _WORDS:
         match = pattern.match(text)
         if match is not None:
