@@ -66,6 +66,7 @@ from aotlab.errors import (
 )
 from aotlab.guards.call_state import CallState
 from aotlab.guards.code_names import definition, line_like
+from aotlab.guards.conditions import Condition
 from aotlab.guards.explain import sentences
 from aotlab.guards.reached import codes_in
 from aotlab.ir.fx_graphs import check_graph, op_count
@@ -307,13 +308,6 @@ def _trace(
     error is raised.
     """
     decompositions = options.backend.decompositions()
-    # Each combination of answers needs an entry. Dynamo serves a function with several entries better, because it
-    # divides the function at each condition.
-    guards_conditions = (
-        call.target.frontend != "dynamo"
-        and options.after_node is None
-        and len(journal.misses) < _ENTRIES_WITH_CONDITIONS
-    )
     static = sum(kind != "input" for _, kind in call.target.lifted_names())
 
     def run(functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
@@ -331,9 +325,10 @@ def _trace(
                 quirks=quirks.chosen(),
                 varying=dims,
                 sizes_from_values=sizes_from_values,
-                guards_conditions=guards_conditions,
+                guards_conditions=_guards_conditions(options, call, journal),
             )
             call.target.end_trace()
+            _check_printed(record_and_trace[1].inputs.conditions, journal.printed)
             return record_and_trace
 
     functional = config.functionalize_rng_ops or options.backend.needs_states(None)
@@ -367,6 +362,30 @@ def _trace(
     if config.debug_assert:
         check_graph(traced.module, "joint", writes_inputs=True)
     return (replace(traced, static_since=static_because) if static_because else traced), live
+
+
+def _guards_conditions(options: Options, call: Call, journal: _Journal) -> bool:
+    """Tell whether the entry may guard conditions.
+
+    Each combination of answers needs an entry. Dynamo serves a function with several entries better, because it divides
+    the function at each condition.
+    """
+    is_usual = call.target.frontend != "dynamo" and options.after_node is None
+    return is_usual and len(journal.misses) < _ENTRIES_WITH_CONDITIONS
+
+
+def _check_printed(conditions: Sequence[Condition], printed: HeldOutput) -> None:
+    """Raise `DataDependentError` if a traced function asked for conditions and printed text.
+
+    A compiled call prints nothing, and such text often depends on the condition: ``if bad.any(): print("bad values")``.
+    """
+    if conditions and printed:
+        raise DataDependentError(
+            "the function prints text, perhaps because of a condition",
+            line=conditions[0].line,
+            why="a compiled call prints nothing",
+            suggestion=f"print outside of the compiled function, or {BY_DYNAMO}",
+        )
 
 
 def _guarded(call: Call, deduped: DedupeRecord, live: trace.Trace) -> CallState:

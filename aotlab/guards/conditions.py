@@ -11,6 +11,7 @@ another one, the entry does not serve the call. So each combination of answers h
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -27,20 +28,26 @@ class Condition:
     - ``inputs`` are the indices of the kept inputs from which ``compute`` computes the answer. ``expected`` is the
       answer for the traced call.
     - ``line`` is the user's line with the condition, if it is known.
-    - ``failed`` says whether the guard failed when it was last evaluated.
+    - ``found`` is the answer for the last call that was asked. It is None if an op raised an error, or if an earlier
+      guard of the entry failed.
     """
 
     inputs: tuple[int, ...]
     compute: Callable[..., bool]
     expected: bool
     line: UserLine | None
-    failed: bool = field(default=False, init=False)
+    found: bool | None = field(default=None, init=False)
 
     def fails(self, *tensors: Tensor) -> bool:
-        """Compute the condition for the inputs of a call, and tell whether the answer differs from the expected one."""
-        with torch.no_grad(), internals.disable_autocast():
-            self.failed = self.compute(*tensors) != self.expected
-        return self.failed
+        """Compute the condition for the inputs of a call, and tell whether the entry must not serve the call.
+
+        If an op raises an error, eager raises it at its place, after other effects. So the entry must not serve the
+        call, and the error is not raised here.
+        """
+        self.found = None
+        with torch.no_grad(), internals.disable_autocast(), suppress(Exception):
+            self.found = self.compute(*tensors)
+        return self.found is not self.expected
 
     @property
     def _place(self) -> str:

@@ -33,17 +33,10 @@ def _unchecked(state: CallState) -> set[str]:
 def differences(traced: CallState, current: CallState) -> Iterator[str]:
     """Yield one sentence for each guard of an entry that fails for a call.
 
-    ``traced`` is the state that the entry guards, and ``current`` the state of the call.
+    ``traced`` is the state that the entry guards, and ``current`` the state of the call, which the entry has tried to
+    serve: its conditions have the answers of this call.
     """
-    found = None
-    for found in _of_facts(_with_sizes_of(traced, current), current):
-        yield found
-    if found is None:  # otherwise the guards of conditions were not evaluated for this call
-        yield from (condition.change() for condition in traced.conditions if condition.failed)
-
-
-def _of_facts(traced: CallState, current: CallState) -> Iterator[str]:
-    """Yield the `differences` of two states, without the conditions."""
+    traced = _with_sizes_of(traced, current)
     unchecked = _unchecked(traced)
     for (name, before), (_, after) in zip(traced.settings, current.settings, strict=True):
         if before != after and name not in unchecked:
@@ -53,6 +46,7 @@ def _of_facts(traced: CallState, current: CallState) -> Iterator[str]:
     if traced.dispatch_modes != current.dispatch_modes:
         yield "a fake mode is on where the compiled entry expects none, or the other way round"
     yield from (item.change() for item in traced.reached if not item.holds())
+    yield from (each.change() for each in traced.conditions if each.found is (not each.expected))
     if traced.nesting != current.nesting:
         yield from _of_nesting(traced, current)
     elif traced.names != current.names:

@@ -45,6 +45,8 @@ class Prologue:
 
     def write(self) -> None:
         """Write all guards."""
+        for condition in self.draft.trace.inputs.conditions:
+            self.w.add(f"{self.w.constant('condition', condition)}.found = None")
         self._surroundings()
         Arguments(self.draft).write()
         self._view_bases()

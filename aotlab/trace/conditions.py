@@ -23,6 +23,12 @@ from aotlab.trace.tape import Tape, tensors_in
 #: them again, and each combination of answers needs an entry.
 _MOST = 8
 _MOST_OPS = 16
+#: Cheap ops that are neither pointwise ops, nor views, nor ops of torch's core set.
+_REDUCTIONS = frozenset(
+    ("all", "sum", "mean", "max", "min", "count_nonzero", "linalg_vector_norm", "zero", "zeros", "zeros_like", "ones",
+     "ones_like", "stack")
+)  # fmt: skip
+_SORTS = frozenset(("sort", "topk", "cumsum", "cumprod"))
 
 
 class Conditions:
@@ -56,7 +62,7 @@ class Conditions:
         ):
             return None
         items = [self._inputs[id(fake)] for fake in outside]
-        placeholders = [(item.name, item.fake) for _, item in items]
+        placeholders = [(f"arg{n}_1", item.fake) for n, (_, item) in enumerate(items)]
         compute = internals.forward_of(self._tape.graph("Condition", placeholders, tensors))
         condition = Condition(
             inputs=tuple(k for k, _ in items),
@@ -64,16 +70,21 @@ class Conditions:
             expected=True,
             line=user_line(),
         )
-        if condition.fails(*[item.real for _, item in items]):
-            condition.expected = condition.failed = False
+        condition.fails(*[item.real for _, item in items])
+        if condition.found is None:  # an op raises an error
+            return None
+        condition.expected = condition.found
         self._guards.append(condition)
         return condition.expected
 
 
 def _is_cheap(target: Any) -> bool:
-    """Tell whether an op is one of torch's own, and neither a product of matrices nor a convolution."""
-    is_torchs = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
-    return is_torchs and target.overloadpacket not in flop_registry
+    """Tell whether an op is one of torch's own, and does little work for each element."""
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
+        return False
+    is_basic = target.is_view or torch.Tag.core in target.tags or torch.Tag.pointwise in target.tags
+    name = target.overloadpacket.__name__
+    return (is_basic or name in _REDUCTIONS) and name not in _SORTS and target.overloadpacket not in flop_registry
 
 
 def _can_be_read(tensor: Tensor) -> bool:

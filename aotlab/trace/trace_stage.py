@@ -129,8 +129,10 @@ def run(
     inputs = enter_inputs(recorder, call, dedupe, bases, varying)
     if guards_conditions and not call.state.dispatch_modes:
         recorder.answer = Conditions(recorder.tape, inputs, recorder.conditions).answer
-    findings = run_function(call, dedupe, recorder, inputs, quirks)
-    recorder.answer = None  # it would keep the caller's tensors alive
+    try:
+        findings = run_function(call, dedupe, recorder, inputs, quirks)
+    finally:
+        recorder.answer = None  # it would keep the caller's tensors alive
     if not are_unchanged([base for base in bases if base.traced is None], findings.infos):
         raise RunEagerly("no-synthetic-base")
     return make_joint(

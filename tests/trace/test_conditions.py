@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
@@ -170,6 +171,16 @@ def asks_a_number(x):
     return [1, 2, 3][int(x.sum() * 0)] * x
 
 
+def sorts(x):
+    """Sort, and ask."""
+    return x if (x.sort().values[0] > 0).any() else x * 2
+
+
+def decomposes(x):
+    """Ask singular values."""
+    return x if (torch.linalg.svdvals(x[None]) > 0).all() else x * 2
+
+
 def counted(x):
     """Compute by a user's op."""
     return x if torch.ops.aotlab_tests_conditions.ask(x).all() else x * 2
@@ -185,7 +196,7 @@ def user_op():
         yield
 
 
-@pytest.mark.parametrize("function", [draws, is_expensive, asks_long, asks_a_number, counted])
+@pytest.mark.parametrize("function", [draws, is_expensive, sorts, decomposes, asks_long, asks_a_number, counted])
 def test_what_is_not_answered(function):
     """A condition that is random, expensive or computed by a user's op is refused, and so is a number."""
     f = compiled(function)
@@ -227,14 +238,116 @@ def test_sizes_that_vary():
     assert (behind(f).calls.compiled, len(behind(f).entries)) == (8, 2)
 
 
-def test_nothing_is_kept_alive():
-    """The guard keeps no tensor of the caller."""
-    f, x = compiled(any_of), torch.ones(3)
+def raises(x):
+    """Raise after a condition."""
+    assert (x > 1).any()
+    return x
+
+
+@pytest.mark.parametrize("function", [any_of, raises])
+def test_nothing_is_kept_alive(function):
+    """Neither the guard nor a trace that failed keeps a tensor of the caller."""
+    f, x = compiled(function), torch.ones(3)
     alive = weakref.ref(x)
-    f(x)
-    del x
     gc.collect()
-    assert alive() is None
+    gc.disable()
+    try:
+        with contextlib.suppress(AssertionError):
+            f(x)
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def indexes(x, i):
+    """Ask by an index, which may be wrong, after a write."""
+    x.add_(1)
+    try:
+        if (x[i] > 100).any():
+            return x * 2
+    except IndexError:
+        return x * 0
+    return x * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*captured by Dynamo", "ignore:.*runs eagerly")
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("order", [(1, 7, 1), (7, 1, 7)])
+def test_a_condition_that_raises(order):
+    """If an op of a guard raises an error, it is raised at its place in the program."""
+    f = compiled(indexes)
+    for index in order:
+        results = []
+        for call in (indexes, f):
+            x = torch.arange(4.0)
+            results.append((call(x, torch.tensor([index, 1])).tolist(), x.tolist()))
+        assert results[0] == results[1]
+
+
+def upper(X, x):  # noqa: N803  # the names differ only by case, and fx ignores case
+    """Compare two arguments."""
+    return x * 2 if (x > X).any() else x * 3
+
+
+class Holder(torch.nn.Module):
+    """Asks a buffer of a submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        """Ask."""
+        return x if (self.bn.running_mean > 100).any() else self.bn(x)
+
+
+def test_names_of_inputs():
+    """The graph of a condition does not depend on the names of the inputs."""
+    f, (a, b) = compiled(upper), (torch.ones(2), torch.ones(2) * 2)
+    for args in ((a, b), (b, a)):
+        assert torch.equal(f(*args), upper(*args))
+    assert behind(f).calls.compiled == 2
+    module = aotlab.compile(Holder(), backend="eager")
+    module(torch.ones(4, 3))
+    assert behind(module).calls.compiled == 1
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_text_in_a_branch(capsys):
+    """A function that prints because of a condition prints at each call."""
+
+    def function(x):
+        if (x > 1).any():
+            print("large")
+        return x * 2
+
+    f = compiled(function)
+    with pytest.warns(RuntimeWarning, match="the function prints text, perhaps because of a condition"):
+        f(torch.ones(2) * 2)
+    for _ in range(2):
+        f(torch.ones(2) * 2)
+    assert capsys.readouterr().out == "large\n" * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*captured by Dynamo")
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_the_reason_is_of_this_call():
+    """A condition that was not asked in a call is no reason for its entry."""
+
+    def function(x, w):
+        if (w > 0).any():
+            x.add_(w)
+        else:
+            return x * int(w.sum())
+        return x * 2
+
+    f, w = compiled(function), torch.ones(2).requires_grad_()
+    f(torch.zeros(2), w)
+    f(torch.zeros(2), -torch.ones(2).requires_grad_())
+    f(torch.zeros(3)[:2], w)
+    assert len(behind(f).entries) == 2
+    assert "condition" not in behind(f).recompiles[-1]
 
 
 def test_an_export_answers_nothing():
