@@ -21,6 +21,8 @@ from aotlab.report.text import RECOMPILE_LIMIT, is_of_cell, places_in
 #: The references that the results of a part may have been compared with, the weakest one first: no reference, the
 #: captured graph run eagerly, the part's Python code run eagerly.
 _COMPARISONS = ("nothing", "graph", "python")
+#: Dynamo reports this about a generator if it does not capture the function that uses the generator.
+_GENERATOR = "Attempt to trace generator"
 
 
 def cell_parts(state: CellState, frames: Sequence[Frame]) -> Iterator[CellPart]:
@@ -161,7 +163,8 @@ def _reasons(part: PartState, recording: CellRecording, refusals: Mapping[str, s
     refused += [graph.refused for graph in part.graphs if graph.refused is not None]
     libraries = recording.libraries
     library = next((libraries[each] for each in part.reasons if each in libraries), "")
-    others = [each for each in part.reasons if each not in libraries]
+    # Dynamo also reports the generators in a library, once in a process.
+    others = [each for each in part.reasons if each not in libraries and not (library and _GENERATOR in each)]
     others.sort(key=lambda each: each != RECOMPILE_LIMIT)
     reasons = [places_in(each.strip().splitlines()[0]) for each in (*refused, *others) if each.strip()]
     return next(iter(reasons), ""), library
