@@ -68,7 +68,8 @@ def with_ways(parts: Sequence[CellPart], lines: Lines, source: str) -> Iterator[
         broken = part.how == "compiled" and part.reason and any(line in lines.stops for line in numbers)
         calls_library = part.how == "compiled" and any(line in lines.python for line in numbers)
         called = part.how == "python" and any(line in lines.calls for line in numbers)
-        if not (broken or calls_library or called or (inside and part.how == "compiled")):
+        divided = part.how == "compiled" and (inside or not branches.isdisjoint(numbers))
+        if not (broken or calls_library or called or divided):
             yield part
             continue
         ways = [_way(line, part, lines, inside, branches) for line in numbers]

@@ -51,6 +51,13 @@ def captured(*lines: int) -> dict[int, set[str]]:
 @pytest.mark.parametrize(
     ("first", "last", "how", "lines", "expected"),
     [
+        (  # the branch that the trace did not take
+            2,
+            9,
+            "compiled",
+            Lines(captured=captured(2, 3, 4, 7, 8, 9)),
+            ("compiled", "compiled", "compiled", "", "", "compiled", "compiled", "compiled"),
+        ),
         (
             2,
             9,
