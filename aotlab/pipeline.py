@@ -377,7 +377,7 @@ def _guards_conditions(options: Options, call: Call, journal: _Journal) -> bool:
 def _check_printed(conditions: Sequence[Condition], printed: HeldOutput) -> None:
     """Raise `DataDependentError` if a traced function asked for conditions and printed text.
 
-    A compiled call prints nothing, and such text often depends on the condition: ``if bad.any(): print("bad values")``.
+    A compiled call prints nothing, and the text often depends on the condition: ``if bad.any(): print("bad values")``.
     """
     if conditions and printed:
         raise DataDependentError(

@@ -38,7 +38,7 @@ LIMITS = {
     "runtime": 1_281,
     "subclasses": 1_192,
     "teach": 1_503,
-    "trace": 3_793,
+    "trace": 3_811,
     "runs": 240,
     "upstream": 1_128,
     "verification": 2_254,

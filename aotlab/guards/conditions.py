@@ -1,10 +1,10 @@
-"""Guards of conditions: Python code asks for the truth of a tensor that is computed from the inputs.
+"""Guards of conditions: Python code branches on a tensor that is computed from the inputs.
 
     if (tokens == pad).any():      # a condition
         warn()
 
 A trace can take only one of the two branches. If the condition is cheap to compute from the inputs, the trace takes the
-branch of its own call, and the entry computes the condition again at the beginning of each call. If the answer is
+branch of its own call. The entry guards the answer: its prologue computes the condition for each call. If the answer is
 another one, the entry does not serve the call. So each combination of answers has its own entry.
 """
 

@@ -182,8 +182,8 @@ class SavedValues:
     def use(self, mask: int, needs: Sequence[int], *, reaches_all: bool = True) -> list[Tensor]:
         """Return the saved values at the positions ``needs``, for a backward that reaches nodes in ``mask``.
 
-        One bit of the mask stands for all nodes that the same entries reach. ``reaches_all`` says that the backward
-        reaches all of these nodes, and not only some because it begins at an inner edge.
+        Nodes that are reached from the same entries share a bit. ``reaches_all`` is true if the backward reaches all
+        nodes of the bits. A backward that begins at an inner edge may reach only some of them.
 
         Raises autograd's errors if the graph was freed or a value was written in place. Raises `MetadataMutationError`
         if one of the caller's tensors has other memory or other sizes than after the forward.

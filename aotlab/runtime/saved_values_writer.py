@@ -27,7 +27,7 @@ class SavedValuesWriter:
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._eager_masks: dict[int, int] = {}  # by the position of a saved value that stands for a watched tensor
+        self._eager_masks: dict[int, int] = {}  # see `SavedValues`
         self._watched = self._find_watched()
 
     def _detached(self) -> list[bool]:

@@ -5,6 +5,8 @@ See `aotlab.guards.conditions` for the guards.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +16,13 @@ from torch.utils.flop_counter import flop_registry
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
+from aotlab.errors import BY_DYNAMO, DataDependentError
 from aotlab.guards.conditions import Condition
+from aotlab.guards.objects import is_installed
 from aotlab.guards.user_code import user_line
 from aotlab.trace.inputs import TracedInput
-from aotlab.trace.tape import Tape, tensors_in
+from aotlab.trace.recorder import Recorder
+from aotlab.trace.tape import tensors_in
 
 #: At most this many conditions of one function are answered, each computed by at most this many ops. Each call computes
 #: them again, and each combination of answers needs an entry.
@@ -32,15 +37,41 @@ _SORTS = frozenset(("sort", "topk", "cumsum", "cumprod"))
 
 
 class Conditions:
-    """Answers conditions during a trace, and appends their guards to the list ``guards``.
+    """A context manager in which a recorder answers conditions and collects their guards.
 
-    ``tape`` has the ops so far. ``inputs`` are the traced inputs. A condition that depends on another tensor gets no
-    answer: on a synthetic base, for example.
+    ``inputs`` are the traced inputs. A condition that depends on another tensor gets no answer: on a synthetic base,
+    for example.
     """
 
-    def __init__(self, tape: Tape, inputs: Sequence[TracedInput], guards: list[Condition]) -> None:
-        self._tape, self._guards = tape, guards
+    def __init__(self, recorder: Recorder, inputs: Sequence[TracedInput]) -> None:
+        self._recorder, self._tape, self._guards = recorder, recorder.tape, recorder.conditions
         self._inputs = {id(item.fake): (k, item) for k, item in enumerate(inputs) if _can_be_read(item.real)}
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> None:
+        self._make_record = logging.getLogRecordFactory()
+        logging.setLogRecordFactory(self._log_record)
+        self._recorder.answer = self.answer
+
+    def __exit__(self, *error: object) -> None:
+        logging.setLogRecordFactory(self._make_record)
+        self._recorder.answer = None  # it would keep the caller's tensors alive
+
+    def _log_record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        """Make a log record. Raise `DataDependentError` if the user's code logs after it has asked for a condition.
+
+        A compiled call logs nothing, and the text often depends on the condition. Installed packages may log, because
+        they log most messages only once in a process.
+        """
+        record: logging.LogRecord = self._make_record(*args, **kwargs)
+        if self._guards and threading.get_ident() == self._thread and not is_installed(record.pathname):
+            raise DataDependentError(
+                "the function logs text, perhaps because of a condition",
+                line=user_line(),
+                why="a compiled call logs nothing",
+                suggestion=f"log outside of the compiled function, or {BY_DYNAMO}",
+            )
+        return record
 
     def answer(self, func: OpOverload, args: tuple[Any, ...]) -> bool | None:
         """Return the value of a condition for the traced call, and guard it.

@@ -203,11 +203,12 @@ class Recorder(TorchDispatchMode):
             # In this case eager's kernel on the CPU copies the elements at which the mask is true into a tensor of
             # zeros. A product with the mask would give NaN for the other elements if they are not finite.
             return self.record(torch.ops.aten.where.ScalarOther, (*args, 0.0), kwargs)
-        if torch.Tag.data_dependent_output in func.tags and self._is_constant((args, kwargs)):
-            return self._run_on_constants(func, args, kwargs)
-        answer = None if self.answer is None else self.answer(func, args)
-        if answer is not None:
-            return answer
+        if torch.Tag.data_dependent_output in func.tags:
+            if self._is_constant((args, kwargs)):
+                return self._run_on_constants(func, args, kwargs)
+            answer = None if self.answer is None else self.answer(func, args)
+            if answer is not None:
+                return answer
         if self.unbacked and func is internals.ITEM and args[0].dtype is torch.bool:
             return self.record(func, (self.record(internals.CAST, args, {"dtype": torch.int64}),), {}) == 1
         try:

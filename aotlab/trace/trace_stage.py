@@ -40,6 +40,7 @@ Read the modules in this order. Each of the other files is about one topic, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -127,12 +128,9 @@ def run(
         if sizes is not None and NUMBER in dims:
             sizes.enter_number(position, call.values[position])
     inputs = enter_inputs(recorder, call, dedupe, bases, varying)
-    if guards_conditions and not call.state.dispatch_modes:
-        recorder.answer = Conditions(recorder.tape, inputs, recorder.conditions).answer
-    try:
+    answers = guards_conditions and not call.state.dispatch_modes
+    with Conditions(recorder, inputs) if answers else nullcontext():
         findings = run_function(call, dedupe, recorder, inputs, quirks)
-    finally:
-        recorder.answer = None  # it would keep the caller's tensors alive
     if not are_unchanged([base for base in bases if base.traced is None], findings.infos):
         raise RunEagerly("no-synthetic-base")
     return make_joint(

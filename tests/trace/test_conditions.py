@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import weakref
 
 import pytest
@@ -328,6 +329,23 @@ def test_text_in_a_branch(capsys):
     for _ in range(2):
         f(torch.ones(2) * 2)
     assert capsys.readouterr().out == "large\n" * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*captured by Dynamo")
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_log_record_in_a_branch(caplog):
+    """A function that logs because of a condition does so once at each call."""
+
+    def function(x):
+        if (x > 1).any():
+            logging.getLogger("conditions").warning("large")
+        return x * 2
+
+    f, factory = compiled(function), logging.getLogRecordFactory()
+    for count in range(1, 4):
+        f(torch.ones(2) * 2)
+        assert caplog.messages.count("large") == count
+    assert logging.getLogRecordFactory() is factory
 
 
 @pytest.mark.filterwarnings("ignore:.*captured by Dynamo")
