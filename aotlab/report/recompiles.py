@@ -19,7 +19,7 @@ import torch
 from aotlab import events
 from aotlab.errors import UserLine
 from aotlab.report.model import Graph, Miss
-from aotlab.report.text import in_cell, listed, places_in, plain_names
+from aotlab.report.text import in_cell, listed, plain_names
 
 #: Match a sentence in which the direct frontend describes a failed guard.
 _OURS = re.compile(r"^`(.+?)` (?:is|has ([a-z_]+)) ?=?(?:on )?(.+) where the compiled entry expects (.+)$")
@@ -129,7 +129,7 @@ def _of_a_sentence(sentence: str) -> Miss:
             subject=code,
             before=before,
             after=after,
-            sentence=places_in(sentence),
+            sentence=f"the condition in `{code}` is {after} where the compiled entry expects {before}",
             suggestion=_CHOOSE,
             line=in_cell(UserLine(file=file, line=int(line), code=code)),
         )

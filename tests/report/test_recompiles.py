@@ -197,6 +197,7 @@ def test_the_guard_of_a_condition():
     (miss,) = recording.frames[0].graphs[-1].misses
     code = "return t * 2 if (t > 0).all() else t"
     assert (miss.subject, miss.before, miss.after) == (code, "True", "False")
+    assert miss.sentence == f"the condition in `{code}` is False where the compiled entry expects True"
     assert miss.line is not None
     line = positive.__code__.co_firstlineno + 2
     assert (miss.line.file, miss.line.line) == (__file__, line)
